@@ -86,14 +86,6 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// The lost connection to the kernel behind it, if there is one.
-    pub(super) fn lost_connection(&self) -> Option<&NetlinkError> {
-        let (Self::Netlink(error) | Self::Overlay(OverlayError::Netlink(error))) = self else {
-            return None;
-        };
-        Some(error).filter(|error| error.is_connection_lost())
-    }
-
     /// Whether a killed predecessor's device or socket may be in the way.
     pub(super) fn is_perhaps_leftover(&self) -> bool {
         if let Self::Socket(error) = self {
@@ -102,28 +94,5 @@ impl StartError {
         // A kept device whose queues have not been torn down.
         let is_taken = matches!(self, Self::Tun(TunError::Taken { .. }));
         is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::netlink::Netlink;
-    use crate::host::state::LinkId;
-
-    #[test]
-    fn only_a_dead_connection_counts_as_lost() {
-        let runtime =
-            || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // The connection's task dies with the runtime that it was opened on.
-        let first = runtime();
-        let netlink = first.block_on(async { Netlink::open().unwrap() });
-        drop(first);
-        let error = runtime().block_on(netlink.link_named("lo")).unwrap_err();
-        assert!(StartError::from(error).lost_connection().is_some());
-        let error = runtime().block_on(netlink.links()).unwrap_err();
-        assert!(StartError::from(OverlayError::from(error)).lost_connection().is_some());
-        let gone = LinkId { index: 7, name: "flannel0".to_owned() };
-        assert!(StartError::from(OverlayError::DeviceGone(gone)).lost_connection().is_none());
     }
 }

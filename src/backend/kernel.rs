@@ -22,7 +22,7 @@ use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{Following, HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
-use crate::host::netlink::NetlinkError;
+use crate::host::netlink::{NetlinkError, neighbours};
 use crate::host::state::Route;
 use crate::host::tables::edit::apply_all;
 use crate::host::tables::{Desired, Device, Diff, Edit, Ways};
@@ -130,7 +130,7 @@ impl KernelBackend {
             Means::HostGw | Means::Alloc => None,
         };
         if !matches!(backend.means, Means::Alloc) {
-            let health = KernelHealth::open(port)?;
+            let health = KernelHealth::open(port);
             backend.reporter.reachability = health.view();
             backend.health = Some(health);
         }
@@ -183,7 +183,7 @@ impl KernelBackend {
                 let before = self.imposed_mtu_bytes;
                 let is_first = before.is_none();
                 let link = vxlan.ensure(&self.host, &mut listing, is_first, &self.reporter).await?;
-                let (ways, unusable) = vxlan.ways(self.host.netlink(), leases, &link).await;
+                let (ways, unusable) = vxlan.ways(leases, &link).await;
                 let device = Device {
                     link,
                     address: self.address,
@@ -215,15 +215,14 @@ impl KernelBackend {
         listing: &Listing,
         peers: Option<&Peers>,
     ) -> Result<bool, NetlinkError> {
-        let netlink = self.host.netlink();
         let entries = match &desired.device {
-            Some(device) => netlink.entries(&device.link).await?,
+            Some(device) => neighbours::entries(&device.link).await?,
             None => Vec::new(),
         };
         let Some(mut diff) = desired.diff(listing, &entries) else { return Ok(false) };
         if let Some(device) = &desired.device {
             for edit in &diff.device {
-                edit.apply(netlink).await?;
+                edit.apply().await?;
             }
             if let Some(to) = device.mtu_bytes
                 && let Some(from) = self.imposed_mtu_bytes.replace(to)
@@ -274,7 +273,7 @@ impl KernelBackend {
         let (mut failed, mut removed) = (BTreeSet::new(), BTreeSet::new());
         let (mut errors, mut repaired) = (Vec::new(), Vec::new());
         self.repaired.retain(|_, at| at.elapsed() < REMOVED_AGAIN);
-        for (edit, result) in apply_all(self.host.netlink(), &diff.sets).await {
+        for (edit, result) in apply_all(&diff.sets).await {
             let Edit::Set(step) = edit else { continue };
             if let Err(error) = result {
                 failed.insert(step.destination);
@@ -310,7 +309,7 @@ impl KernelBackend {
         if self.control.read().cached_as_of_unix.is_some() {
             return true;
         }
-        let results = apply_all(self.host.netlink(), removals).await;
+        let results = apply_all(removals).await;
         let errors: Vec<_> = results.into_iter().filter_map(|(_, result)| result.err()).collect();
         self.refused("removal", &errors, "retrying");
         errors.is_empty()

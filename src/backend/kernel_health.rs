@@ -12,7 +12,7 @@ use crate::backend::peer::evidence::{Hosts, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::PeerHosts;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, neighbours};
 use crate::host::state::EntryTable;
 use crate::host::tables::{Way, Ways};
 use crate::route::Prefix;
@@ -29,7 +29,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 pub(super) struct KernelHealth {
     health: Health,
-    netlink: Netlink,
     port: Option<u16>,
     /// The tables in which the kernel notes the peers' use.
     tables: BTreeSet<(u32, EntryTable)>,
@@ -43,18 +42,17 @@ pub(super) struct KernelHealth {
 
 impl KernelHealth {
     /// `port` of the tunnel, if there is one.
-    pub(super) fn open(port: Option<u16>) -> Result<Self, NetlinkError> {
+    pub(super) fn open(port: Option<u16>) -> Self {
         let manner = Manner { port, ttl: TTL_BEYOND, is_use_rare: true };
-        Ok(Self {
+        Self {
             health: Health::open(manner),
-            netlink: Netlink::open()?,
             port,
             tables: BTreeSet::new(),
             own: Vec::new(),
             forwarded: BTreeSet::new(),
             listed: BTreeSet::new(),
             was_missing: false,
-        })
+        }
     }
 
     pub(super) fn view(&self) -> watch::Receiver<Arc<Reachability>> {
@@ -111,9 +109,9 @@ impl KernelHealth {
             let path = match (self.port, self.own.first()) {
                 (Some(port), Some(from)) => {
                     let [from, to] = [*from, ask.host].map(|host| SocketAddrV4::new(host, port));
-                    self.netlink.path_of_datagram(from, to).await
+                    netlink::path_of_datagram(from, to).await
                 }
-                _ => self.netlink.path_to(ask.host).await,
+                _ => netlink::path_to(ask.host).await,
             };
             if let Err(NetlinkError::Refused { source, .. }) = path {
                 self.health.note_error(ask.host, &source);
@@ -127,7 +125,7 @@ impl KernelHealth {
         let mut all = BTreeMap::new();
         for (index, table) in &self.tables {
             // One that can't be listed now can be at the next look.
-            all.extend(self.netlink.used(*index, *table, &self.listed).await.unwrap_or_default());
+            all.extend(neighbours::used(*index, *table, &self.listed).await.unwrap_or_default());
         }
         all
     }

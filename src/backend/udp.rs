@@ -24,7 +24,7 @@ use crate::backend::handover::Handover;
 use crate::backend::setup::{Setup, next_leases};
 use crate::backend::status::{Taken, View};
 use crate::control::lease::Peers;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::NetlinkError;
 use crate::route::{Prefix, Published, Table};
 
 use self::kernel_plane::attachment::clear_inward;
@@ -98,10 +98,9 @@ impl UdpBackend {
 /// Removes the devices that an earlier weftd with this backend has kept for `network`, with their
 /// pairs and filters: they are in another backend's way.
 pub(super) async fn remove_leftovers(network: Prefix) -> Result<(), NetlinkError> {
-    let netlink = Netlink::open()?;
-    for (device, owner) in remove_kept(&netlink, Some(network)).await? {
-        clear_pair(&netlink, &device.name).await?;
-        clear_inward(&netlink, owner, &[]).await?;
+    for (device, owner) in remove_kept(Some(network)).await? {
+        clear_pair(&device.name).await?;
+        clear_inward(owner, &[]).await?;
         info!("removed {device}, which a weftd with the udp backend had kept");
     }
     Ok(())

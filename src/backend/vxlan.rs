@@ -19,7 +19,7 @@ use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
-use crate::host::netlink::{Netlink, NetlinkError, request_all};
+use crate::host::netlink::{self, NetlinkError, request_all};
 use crate::host::state::{LinkId, MacAddress};
 use crate::host::tables::{Way, Ways};
 use crate::route::Prefix;
@@ -52,8 +52,7 @@ pub(super) async fn prepare(
     if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
         return Err(StartError::NoRoom { external_bytes: external.mtu_bytes });
     }
-    let netlink = Netlink::open()?;
-    let found = netlink.link_named(&device::name(settings)).await?;
+    let found = netlink::link_named(&device::name(settings)).await?;
     let wanted = device::vxlan(settings, external);
     let kept = found
         .filter(|found| mismatch(&wanted, found, kernels_port()).is_none())
@@ -125,7 +124,7 @@ impl VxlanDevice {
         is_first: bool,
         reporter: &Reporter,
     ) -> Result<LinkId, NetlinkError> {
-        let (netlink, external, name) = (host.netlink(), host.external(), self.name());
+        let (external, name) = (host.external(), self.name());
         let spec = device::vxlan(&self.settings, external);
         let found = listing.links.iter().find(|link| link.id.name == name);
         let (was_missing, mut stays) = (found.is_none(), found);
@@ -133,18 +132,16 @@ impl VxlanDevice {
             && let Some(why) = mismatch(&spec, link, kernels_port())
         {
             warn!("{name} cannot stay as it is: {why}; making it again");
-            netlink.remove_link(&link.id).await?;
+            netlink::remove_link(&link.id).await?;
             stays = None;
         }
         let is_new = stays.is_none();
         let link = match stays {
             Some(link) => link.clone(),
-            None => match device::make(netlink, &name, &spec, self.mac, self.mtu_bytes(external))
-                .await
-            {
+            None => match device::make(&name, &spec, self.mac, self.mtu_bytes(external)).await {
                 Ok(link) => link,
                 Err(error) => {
-                    self.report_failure(netlink, &error, reporter).await;
+                    self.report_failure(&error, reporter).await;
                     return Err(error);
                 }
             },
@@ -170,14 +167,9 @@ impl VxlanDevice {
 
     /// Without the device no packet flows. Another one may have its place: the kernel has one for
     /// each VNI and port.
-    async fn report_failure(
-        &mut self,
-        netlink: &Netlink,
-        error: &NetlinkError,
-        reporter: &Reporter,
-    ) {
+    async fn report_failure(&mut self, error: &NetlinkError, reporter: &Reporter) {
         let name = self.name();
-        if !matches!(netlink.link_named(&name).await, Ok(None)) {
+        if !matches!(netlink::link_named(&name).await, Ok(None)) {
             return;
         }
         let why = format!("{name} cannot be made: {}", with_causes(error));
@@ -195,7 +187,6 @@ impl VxlanDevice {
     /// The ways to the hosts of `leases`, and why some of them can't be used.
     pub(super) async fn ways<'a>(
         &self,
-        netlink: &Netlink,
         leases: impl Iterator<Item = &'a Lease>,
         link: &LinkId,
     ) -> (Ways, Vec<String>) {
@@ -208,7 +199,7 @@ impl VxlanDevice {
         });
         let mut ways: Ways = ways.collect();
         if self.settings.direct_routing {
-            route_directly(netlink, hosts, &mut ways, link).await;
+            route_directly(hosts, &mut ways, link).await;
         }
         (ways, unusable)
     }
@@ -234,13 +225,8 @@ fn avoid_spoiled_checksums(name: &str, is_new: bool, release: &str) {
 }
 
 /// Peers that the kernel reaches without a router need no tunnel.
-async fn route_directly(
-    netlink: &Netlink,
-    hosts: Vec<(Prefix, Ipv4Addr)>,
-    ways: &mut Ways,
-    link: &LinkId,
-) {
-    let path = async |(subnet, host)| (subnet, host, netlink.path_to(host).await);
+async fn route_directly(hosts: Vec<(Prefix, Ipv4Addr)>, ways: &mut Ways, link: &LinkId) {
+    let path = async |(subnet, host)| (subnet, host, netlink::path_to(host).await);
     for (subnet, host, path) in request_all(hosts, path).await {
         // A host without a path may get one; until then the tunnel is as good as anything.
         let Ok(path) = path else { continue };

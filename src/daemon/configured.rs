@@ -7,7 +7,6 @@ use crate::backend::setup::BackendSettings;
 use crate::config::network::NetworkConfig;
 use crate::config::options::InterfaceOptions;
 use crate::host::interface::{ExternalInterface, discover};
-use crate::host::netlink::Netlink;
 
 /// flanneld's phrase, which operators grep for.
 pub(super) const BACKEND_PHRASE: &str = "Error fetching backend";
@@ -34,7 +33,5 @@ impl Configured {
 pub(super) async fn external_interface(
     options: &InterfaceOptions,
 ) -> anyhow::Result<ExternalInterface> {
-    let netlink = Netlink::open().context("cannot talk to the kernel about its network")?;
-    let external = discover(&netlink, options).await?;
-    Ok(external)
+    Ok(discover(options).await?)
 }

@@ -23,7 +23,7 @@ use crate::daemon::peer_rows;
 use crate::daemon::process;
 use crate::daemon::running::Running;
 use crate::daemon::{drop_samples, log, metrics, verdict};
-use crate::host::netlink::Netlink;
+use crate::host::netlink;
 use crate::stats::WorkerStats;
 use crate::status::{
     Backend, Config, DeviceDrops, Direction, FastPath, Lease, Peers, Rules, SCHEMA, Setting, Start,
@@ -75,9 +75,7 @@ impl Report {
                 }
                 let interface = running.view.state.borrow().interface.clone();
                 // What can't be read now can be at the next look.
-                if let Ok(netlink) = Netlink::open()
-                    && let Ok(counted) = netlink.carrier_losses(&interface).await
-                {
+                if let Ok(counted) = netlink::carrier_losses(&interface).await {
                     self.carrier_losses.look(counted, Instant::now());
                 }
             }

@@ -13,7 +13,7 @@ use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
 use crate::failure::{LogOnce, with_causes};
-use crate::host::netlink::{BLACKHOLE_METRIC, Netlink, NetlinkError};
+use crate::host::netlink::{self, BLACKHOLE_METRIC, NetlinkError};
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler};
 use crate::netfilter::rules::Wanted;
 use crate::route::Prefix;
@@ -123,17 +123,15 @@ pub(super) async fn keep_blackhole(
     }
 }
 
-/// Adds the route, and removes that of an earlier subnet. Opens a connection each time, so that
-/// none can break in between.
+/// Adds the route, and removes that of an earlier subnet.
 async fn settle_blackhole(subnet: Prefix, stale: &mut Option<Prefix>) -> Result<(), NetlinkError> {
-    let netlink = Netlink::open()?;
-    match netlink.add_blackhole(subnet).await {
+    match netlink::add_blackhole(subnet).await {
         Ok(()) => info!("added a blackhole route for {subnet}"),
         Err(error) if error.is_already_there() => {}
         Err(error) => return Err(error),
     }
     let Some(earlier) = *stale else { return Ok(()) };
-    match netlink.remove_blackhole(earlier, BLACKHOLE_METRIC).await {
+    match netlink::remove_blackhole(earlier, BLACKHOLE_METRIC).await {
         Ok(()) => info!("removed the blackhole route of the earlier subnet {earlier}"),
         Err(error) if error.is_already_gone() => {}
         Err(error) => return Err(error),

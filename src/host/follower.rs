@@ -1,6 +1,6 @@
 //! Follows the host's network: waits for changes that the kernel reports, lists links, addresses
 //! and routes, and keeps the external interface up to date, its next address included. Owns the
-//! connection to the kernel and replaces it when it breaks. Edits nothing.
+//! subscription to the kernel's events and replaces it when it breaks. Edits nothing.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -13,7 +13,7 @@ use crate::config::options::InterfaceOptions;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, InterfaceError, look};
 use crate::host::netlink::events::Events;
-use crate::host::netlink::{self, Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, routes};
 use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
 
@@ -66,12 +66,12 @@ pub struct Listing {
 
 impl Listing {
     /// Lists now.
-    pub async fn read(netlink: &Netlink, networks: &[Prefix]) -> netlink::Result<Self> {
-        let (links, addresses) = (netlink.links().await?, netlink.addresses().await?);
+    pub async fn read(networks: &[Prefix]) -> netlink::Result<Self> {
+        let (links, addresses) = (netlink::links().await?, netlink::addresses().await?);
         let is_wanted = |destination| networks.iter().any(|network| network.covers(destination));
         let routes = match networks {
             [] => Vec::new(),
-            _ => Netlink::routes_to(is_wanted).await?,
+            _ => routes::routes_to(is_wanted).await?,
         };
         Ok(Self { links, addresses, routes })
     }
@@ -80,7 +80,6 @@ impl Listing {
 /// Follows the host's network for one backend.
 pub struct HostFollower {
     following: Following,
-    netlink: Netlink,
     events: Events,
     /// Since when no link has had the external interface's address.
     away_since: Option<Instant>,
@@ -106,10 +105,9 @@ impl HostFollower {
     pub fn new(following: Following) -> netlink::Result<Self> {
         // In this order: a change between listing and subscription would be lost.
         let events = subscribe(&following)?;
-        let (netlink, now) = (Netlink::open()?, Instant::now());
+        let now = Instant::now();
         Ok(Self {
             following,
-            netlink,
             events,
             away_since: None,
             beside: BTreeMap::new(),
@@ -123,11 +121,6 @@ impl HostFollower {
             logged_carrier: LogOnce::default(),
             had_carrier: true,
         })
-    }
-
-    /// The connection to the kernel.
-    pub fn netlink(&self) -> &Netlink {
-        &self.netlink
     }
 
     /// The external interface at the last listing.
@@ -164,7 +157,7 @@ impl HostFollower {
 
     /// Lists the host's tables.
     pub async fn read(&self) -> netlink::Result<Listing> {
-        Listing::read(&self.netlink, &self.following.networks).await
+        Listing::read(&self.following.networks).await
     }
 
     /// Lists the host's tables and brings the external interface up to date: a link that was
@@ -226,21 +219,17 @@ impl HostFollower {
 
     /// Ends the reconciliation with an error: logs it once, and has it retried.
     pub fn fail(&mut self, error: &NetlinkError) {
-        if error.is_connection_lost() {
-            self.reopen(error);
-            return;
-        }
         self.logged.once(&with_causes(error), |text| warn!("{text}; retrying"));
         self.finish(false);
     }
 
-    /// Replaces the connection to the kernel.
+    /// Subscribes to the kernel's events anew.
     fn reopen(&mut self, error: &NetlinkError) {
         self.logged.once(&with_causes(error), |text| {
             warn!("lost the connection to the kernel, opening another: {text}");
         });
-        match subscribe(&self.following).and_then(|events| Ok((events, Netlink::open()?))) {
-            Ok((events, netlink)) => (self.events, self.netlink) = (events, netlink),
+        match subscribe(&self.following) {
+            Ok(events) => self.events = events,
             Err(error) => self.logged.once(&with_causes(&error), |text| {
                 warn!("cannot open a connection to the kernel: {text}; retrying");
             }),
@@ -250,7 +239,7 @@ impl HostFollower {
 
     async fn take_next_address(&mut self) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
-        let found = look(&self.netlink, interface, &mut Vec::new()).await;
+        let found = look(interface, &mut Vec::new()).await;
         let now = Instant::now();
         let is_steady = found.as_ref().is_ok_and(|found| {
             let first_seen = self.beside.get(&found.address);

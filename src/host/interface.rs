@@ -8,7 +8,7 @@ use regex::Regex;
 
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, routes};
 use crate::host::state::{Address, Link, PathToHost, Route};
 
 /// The interface that the tunnel runs over.
@@ -65,12 +65,9 @@ pub enum InterfaceError {
 pub struct LookupError(pub(super) String);
 
 /// Asks the kernel, chooses, and logs each step.
-pub async fn discover(
-    netlink: &Netlink,
-    options: &InterfaceOptions,
-) -> Result<ExternalInterface, InterfaceError> {
+pub async fn discover(options: &InterfaceOptions) -> Result<ExternalInterface, InterfaceError> {
     let mut notes = Vec::new();
-    let found = look(netlink, options, &mut notes).await;
+    let found = look(options, &mut notes).await;
     for note in notes {
         tracing::info!("{note}");
     }
@@ -79,26 +76,25 @@ pub async fn discover(
 
 /// As `discover`; the log's lines go to `notes`.
 pub(super) async fn look(
-    netlink: &Netlink,
     options: &InterfaceOptions,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
     let snapshot = Snapshot {
-        links: netlink.links().await?,
-        addresses: netlink.addresses().await?,
-        routes: Netlink::routes_to(|destination| destination.length_bits() == 0).await?,
+        links: netlink::links().await?,
+        addresses: netlink::addresses().await?,
+        routes: routes::routes_to(|destination| destination.length_bits() == 0).await?,
         path_to_can_reach: match options.can_reach {
-            Some(destination) => Some(path_to(netlink, destination).await),
+            Some(destination) => Some(path_to(destination).await),
             None => None,
         },
     };
     select(options, &snapshot, notes)
 }
 
-async fn path_to(netlink: &Netlink, destination: IpAddr) -> Result<PathToHost, String> {
+async fn path_to(destination: IpAddr) -> Result<PathToHost, String> {
     match destination.to_canonical() {
         IpAddr::V4(destination) => {
-            let path = netlink.path_to(destination).await;
+            let path = netlink::path_to(destination).await;
             path.map_err(|error| with_causes(&error))
         }
         IpAddr::V6(destination) => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::Listing;
 use crate::host::netlink::devices::limit_address_now;
-use crate::host::netlink::{self, Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, filters};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
 use crate::host::tables::edit::apply_all;
 use crate::host::tables::{Desired, Device, Diff, Way, Ways};
@@ -95,12 +95,8 @@ impl OverlayDesired {
     }
 
     /// Lists, and compares.
-    async fn look(
-        &self,
-        netlink: &Netlink,
-        imposed_mtu_bytes: Option<u16>,
-    ) -> Result<(Listing, Diff), OverlayError> {
-        let listing = Listing::read(netlink, &self.networks()).await?;
+    async fn look(&self, imposed_mtu_bytes: Option<u16>) -> Result<(Listing, Diff), OverlayError> {
+        let listing = Listing::read(&self.networks()).await?;
         let diff = self.compare(&listing, imposed_mtu_bytes)?;
         Ok((listing, diff))
     }
@@ -112,13 +108,13 @@ impl OverlayDesired {
 
     /// Makes all edits, and gives those that were made. A refused one does not keep the others from
     /// being tried; the first refusal is the error.
-    async fn apply(netlink: &Netlink, diff: &Diff) -> (Vec<String>, netlink::Result) {
+    async fn apply(diff: &Diff) -> (Vec<String>, netlink::Result) {
         let mut results = Vec::new();
         for edit in &diff.device {
-            results.push((edit, edit.apply(netlink).await));
+            results.push((edit, edit.apply().await));
         }
-        results.extend(apply_all(netlink, &diff.sets).await);
-        results.extend(apply_all(netlink, &diff.removals).await);
+        results.extend(apply_all(&diff.sets).await);
+        results.extend(apply_all(&diff.removals).await);
         let (mut made, mut refusal) = (Vec::new(), Ok(()));
         for (edit, result) in results {
             match result {
@@ -143,8 +139,8 @@ pub struct Overlay {
 impl Overlay {
     /// Refuses a host whose main table has a route to the network through another device that
     /// wins. Changes nothing.
-    pub async fn check(netlink: &Netlink, desired: &OverlayDesired) -> Result<(), OverlayError> {
-        let (listing, diff) = desired.look(netlink, None).await?;
+    pub async fn check(desired: &OverlayDesired) -> Result<(), OverlayError> {
+        let (listing, diff) = desired.look(None).await?;
         match diff.foreign_routes.first() {
             Some(route) => Err(OverlayError::ForeignRoute { route: spell(route, &listing.links) }),
             None => Ok(()),
@@ -153,19 +149,16 @@ impl Overlay {
 
     /// Configures a new overlay device completely, MTU and queue length included. A foreign route
     /// does not leave the host without an overlay: `reconcile` warns of it.
-    pub async fn establish(
-        netlink: &Netlink,
-        desired: OverlayDesired,
-    ) -> Result<Self, OverlayError> {
-        netlink.set_transmit_queue_length(&desired.device, TRANSMIT_QUEUE_LENGTH).await?;
-        if let Err(error) = netlink.set_no_discipline(&desired.device).await {
+    pub async fn establish(desired: OverlayDesired) -> Result<Self, OverlayError> {
+        netlink::set_transmit_queue_length(&desired.device, TRANSMIT_QUEUE_LENGTH).await?;
+        if let Err(error) = filters::set_no_discipline(&desired.device).await {
             // It costs memory.
             tracing::warn!("{}", with_causes(&error));
         }
         // A device that was kept has its address for a while only.
-        netlink.settle_address(&desired.device, desired.address).await?;
-        let (_, diff) = desired.look(netlink, Some(desired.mtu_bytes)).await?;
-        OverlayDesired::apply(netlink, &diff).await.1?;
+        netlink::settle_address(&desired.device, desired.address).await?;
+        let (_, diff) = desired.look(Some(desired.mtu_bytes)).await?;
+        OverlayDesired::apply(&diff).await.1?;
         for edit in &diff.removals {
             tracing::info!("{edit}: an earlier start had left it");
         }
@@ -180,9 +173,9 @@ impl Overlay {
 
     /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else
     /// had set at the last listing is left alone.
-    pub async fn follow_mtu(&mut self, netlink: &Netlink, mtu_bytes: u16) -> netlink::Result<bool> {
+    pub async fn follow_mtu(&mut self, mtu_bytes: u16) -> netlink::Result<bool> {
         if self.foreign_mtu_bytes.is_none() {
-            netlink.set_mtu(&self.desired.device, mtu_bytes.into()).await?;
+            netlink::set_mtu(&self.desired.device, mtu_bytes.into()).await?;
         }
         self.desired.mtu_bytes = mtu_bytes;
         Ok(self.foreign_mtu_bytes.is_none_or(|foreign| foreign == u32::from(mtu_bytes)))
@@ -191,23 +184,18 @@ impl Overlay {
     /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
     pub async fn limit_paths(
         &mut self,
-        netlink: &Netlink,
         path_mtus: BTreeMap<Prefix, u16>,
     ) -> Result<(), OverlayError> {
         self.desired.path_mtus = path_mtus;
-        let (_, diff) = self.desired.look(netlink, None).await?;
-        Ok(OverlayDesired::apply(netlink, &diff).await.1?)
+        let (_, diff) = self.desired.look(None).await?;
+        Ok(OverlayDesired::apply(&diff).await.1?)
     }
 
     /// Compares the device with `listing`, repairs it, logs that and gives it.
-    pub async fn reconcile(
-        &mut self,
-        netlink: &Netlink,
-        listing: &Listing,
-    ) -> Result<Vec<String>, OverlayError> {
+    pub async fn reconcile(&mut self, listing: &Listing) -> Result<Vec<String>, OverlayError> {
         let diff = self.desired.compare(listing, None)?;
         self.log_foreign(&diff, &listing.links);
-        let (repairs, result) = OverlayDesired::apply(netlink, &diff).await;
+        let (repairs, result) = OverlayDesired::apply(&diff).await;
         if !repairs.is_empty() {
             let (name, repairs) = (&self.desired.device.name, repairs.join(", "));
             self.logged.once(&repairs, |repairs| {

@@ -16,7 +16,7 @@ use crate::daemon::cache_writer::cache_path;
 use crate::failure::with_causes;
 use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::filters::FilterPlace;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, routes};
 use crate::host::node_lock::{NodeLock, NodeLockError};
 use crate::host::state::{Link, Route, RouteKind, RouteProtocol};
 use crate::netfilter::guard_keeper::remove_guards;
@@ -97,24 +97,23 @@ async fn refuse_beside_others() -> anyhow::Result<()> {
 }
 
 async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result<()> {
-    let netlink = Netlink::open()?;
     // First what packets are taken by, last what keeps them from going elsewhere.
-    for link in netlink.links().await.context("cannot list links")? {
-        let cleared = FilterPlace::clear_all(&netlink, link.id.index).await;
+    for link in netlink::links().await.context("cannot list links")? {
+        let cleared = FilterPlace::clear_all(link.id.index).await;
         account.take(format!("the filters of {}", link.id), cleared.map(|count| count > 0));
     }
-    match remove_kept(&netlink, None).await {
+    match remove_kept(None).await {
         Ok(removed) => account.done.extend(removed.iter().map(|(id, _)| format!("removed {id}"))),
         Err(error) => account.take("a kept device", Err(error)),
     }
-    let links = netlink.links().await.context("cannot list links")?;
+    let links = netlink::links().await.context("cannot list links")?;
     for link in links.iter().filter(|link| is_vxlan(link) || is_of_a_pair(link, &links)) {
-        account.take(&link.id, netlink.remove_link(&link.id).await.map(|()| true));
+        account.take(&link.id, netlink::remove_link(&link.id).await.map(|()| true));
     }
     let network = Previous::read(subnet_file).unwrap_or_default().network;
     let in_network = |prefix| network.is_some_and(|network: Prefix| network.covers(prefix));
-    for route in Netlink::routes_to(|_| true).await.context("cannot list routes")? {
-        let removed = remove_route(&netlink, &route, in_network).await;
+    for route in routes::routes_to(|_| true).await.context("cannot list routes")? {
+        let removed = remove_route(&route, in_network).await;
         account.take(format!("the route to {}", route.destination), removed);
     }
     for flavour in [Flavour::Nftables, Flavour::Iptables] {
@@ -142,18 +141,17 @@ fn is_of_a_pair(link: &Link, links: &[Link]) -> bool {
 /// Removes a route that flanneld or weftd has set: with weftd's own mark, through a host to a
 /// subnet of the network, or a blackhole in it.
 async fn remove_route(
-    netlink: &Netlink,
     route: &Route,
     in_network: impl Fn(Prefix) -> bool,
 ) -> Result<bool, NetlinkError> {
     let is_flannels = route.protocol == RouteProtocol::BOOT && in_network(route.destination);
     if route.kind == BLACKHOLE && is_flannels {
-        netlink.remove_blackhole(route.destination, route.metric).await?;
+        netlink::remove_blackhole(route.destination, route.metric).await?;
         return Ok(true);
     }
     // Of several ways or of none it is not ours.
     let is_through_host = is_flannels && route.next_hops.iter().any(|hop| hop.gateway.is_some());
     let is_ours = route.protocol == RouteProtocol::WEFT || is_through_host;
     let Some(removal) = route.removal().filter(|_| is_ours) else { return Ok(false) };
-    netlink.remove_route(&removal).await.map(|()| true)
+    netlink::remove_route(&removal).await.map(|()| true)
 }

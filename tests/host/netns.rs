@@ -12,8 +12,8 @@ use regex::Regex;
 use weft::config::options::InterfaceOptions;
 use weft::host::follower::{Following, HostFollower, Listing};
 use weft::host::interface::{ExternalInterface, InterfaceError, discover};
-use weft::host::netlink::Netlink;
 use weft::host::netlink::events::Events;
+use weft::host::netlink::{self, routes};
 use weft::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use weft::host::state::{LinkId, RouteProtocol, RouteSpec};
 use weft::route::Prefix;
@@ -38,7 +38,7 @@ fn discover_in(
     namespace: &Namespace,
     options: &InterfaceOptions,
 ) -> (Result<ExternalInterface, InterfaceError>, String) {
-    namespace.enter(|| async { discover(&Netlink::open().unwrap(), options).await })
+    namespace.enter(|| async { discover(options).await })
 }
 
 fn chosen(namespace: &Namespace, options: &InterfaceOptions) -> String {
@@ -155,13 +155,12 @@ fn edit_errors_name_operation_and_object() {
     let index = index_of(&namespace, "eth0");
     let (inside, namespace) = (&namespace, &namespace);
     namespace.enter(|| async move {
-        let netlink = Netlink::open().unwrap();
-        let eth0 = netlink.link_named("eth0").await.unwrap().unwrap().id;
+        let eth0 = netlink::link_named("eth0").await.unwrap().unwrap().id;
         assert_eq!(eth0.index, index);
-        assert_eq!(netlink.link_named("nope").await.unwrap(), None);
+        assert_eq!(netlink::link_named("nope").await.unwrap(), None);
         let address = Ipv4Addr::new(192, 0, 2, 2);
-        netlink.add_address(&eth0, address, 24).await.unwrap();
-        let again = netlink.add_address(&eth0, address, 24).await.unwrap_err();
+        netlink::add_address(&eth0, address, 24).await.unwrap();
+        let again = netlink::add_address(&eth0, address, 24).await.unwrap_err();
         assert!(again.is_already_there(), "{again:?}");
         for part in ["192.0.2.2/24", "eth0", &format!("{index}"), "(os error 17)"] {
             assert!(chain(&again).contains(part), "{part} is not named: {}", chain(&again));
@@ -171,33 +170,33 @@ fn edit_errors_name_operation_and_object() {
             metric: 7,
             ..RouteSpec::into_device("10.1.0.0/16".parse().unwrap(), eth0.clone())
         };
-        netlink.add_route(&route).await.unwrap();
-        assert!(netlink.add_route(&route).await.unwrap_err().is_already_there());
+        netlink::add_route(&route).await.unwrap();
+        assert!(netlink::add_route(&route).await.unwrap_err().is_already_there());
         route.gateway = Some(Ipv4Addr::new(192, 0, 2, 3));
-        netlink.replace_route(&route).await.unwrap();
-        let read = Netlink::routes_to(|_| true).await.unwrap();
+        netlink::replace_route(&route).await.unwrap();
+        let read = routes::routes_to(|_| true).await.unwrap();
         let read: Vec<_> = read.iter().filter(|r| r.destination == route.destination).collect();
         assert_eq!(read.len(), 1);
         assert_eq!(read[0].next_hops[0].gateway, Some("192.0.2.3".parse().unwrap()));
         assert_eq!((read[0].metric, read[0].protocol), (7, RouteProtocol::BOOT));
         assert_eq!(read[0].mtu_bytes, None);
         route.mtu_bytes = Some(1300);
-        netlink.replace_route(&route).await.unwrap();
-        let read = Netlink::routes_to(|to| to == route.destination).await.unwrap();
+        netlink::replace_route(&route).await.unwrap();
+        let read = routes::routes_to(|to| to == route.destination).await.unwrap();
         let mtus: Vec<_> = read.iter().map(|route| route.mtu_bytes).collect();
         assert_eq!(mtus, [Some(1300)], "in place of the one without: {read:?}");
-        netlink.remove_route(&route).await.unwrap();
-        let gone = netlink.remove_route(&route).await.unwrap_err();
+        netlink::remove_route(&route).await.unwrap();
+        let gone = netlink::remove_route(&route).await.unwrap_err();
         assert!(gone.is_already_gone(), "{gone:?}");
         inside.ip("route add 10.1.0.0/16 dev eth0 scope link metric 7");
         let unscoped = RouteSpec { gateway: None, mtu_bytes: None, ..route.clone() };
-        netlink.remove_route(&unscoped).await.expect("a route of another scope goes, too");
+        netlink::remove_route(&unscoped).await.expect("a route of another scope goes, too");
         assert!(gone.to_string().contains("remove route 10.1.0.0/16 via 192.0.2.3 dev eth0"));
-        netlink.remove_address(&eth0, address, 24).await.unwrap();
-        let gone = netlink.remove_address(&eth0, address, 24).await.unwrap_err();
+        netlink::remove_address(&eth0, address, 24).await.unwrap();
+        let gone = netlink::remove_address(&eth0, address, 24).await.unwrap_err();
         assert!(gone.is_already_gone(), "{gone:?}");
         let lost = LinkId { index: 987_654, name: "lost0".to_owned() };
-        let error = netlink.set_mtu(&lost, 1400).await.unwrap_err();
+        let error = netlink::set_mtu(&lost, 1400).await.unwrap_err();
         assert!(error.is_already_gone(), "{error:?}");
         assert!(error.to_string().contains("set MTU 1400 on lost0"), "{error}");
     });
@@ -209,7 +208,7 @@ fn routes_elsewhere_are_neither_listed_nor_news() {
     let namespace = Namespace::with_links();
     let own: Prefix = "10.5.0.0/16".parse().unwrap();
     namespace.enter(|| async {
-        let all = Netlink::routes_to(|_| true).await.unwrap();
+        let all = routes::routes_to(|_| true).await.unwrap();
         assert_eq!(all, [], "a namespace whose main table is not there yet");
         namespace.ip("address add 192.0.2.2/24 dev eth0");
         for number in 0..200 {
@@ -218,10 +217,10 @@ fn routes_elsewhere_are_neither_listed_nor_news() {
         namespace.ip("route add 10.5.7.0/24 via 192.0.2.1 metric 5");
         namespace.ip("route add 10.5.7.0/24 via 192.0.2.3");
         namespace.ip("route add 10.5.8.0/24 via 192.0.2.1 table 100");
-        let found = Netlink::routes_to(|to| own.covers(to)).await.unwrap();
+        let found = routes::routes_to(|to| own.covers(to)).await.unwrap();
         let metrics: Vec<_> = found.iter().map(|route| route.metric).collect();
         assert_eq!(metrics, [0, 5], "of one destination the one that wins comes first: {found:?}");
-        assert_eq!(Netlink::routes_to(|_| true).await.unwrap().len(), 203, "one is the link's");
+        assert_eq!(routes::routes_to(|_| true).await.unwrap().len(), 203, "one is the link's");
 
         let mut events = Events::subscribe().unwrap().only_about(&[own]);
         while tokio::time::timeout(QUIET, events.changed()).await.is_ok() {}
@@ -260,10 +259,9 @@ fn burst_of_edits_is_one_event() {
         }
         while tokio::time::timeout(QUIET, events.changed()).await.is_ok() {}
 
-        let netlink = Netlink::open().unwrap();
-        let eth1 = netlink.link_named("eth1").await.unwrap().unwrap().id;
+        let eth1 = netlink::link_named("eth1").await.unwrap().unwrap().id;
         for last in 1..=200 {
-            netlink.add_address(&eth1, Ipv4Addr::new(10, 8, 0, last), 32).await.unwrap();
+            netlink::add_address(&eth1, Ipv4Addr::new(10, 8, 0, last), 32).await.unwrap();
         }
         tokio::time::timeout(SOON, events.changed()).await.unwrap().unwrap();
         let more = tokio::time::timeout(Duration::from_millis(100), events.changed()).await;
@@ -303,9 +301,9 @@ fn with_tun() -> (Namespace, OverlayDesired) {
     (namespace, desired)
 }
 
-async fn follower(netlink: &Netlink) -> HostFollower {
+async fn follower() -> HostFollower {
     let interface = named("eth0");
-    let external = discover(netlink, &interface).await.unwrap();
+    let external = discover(&interface).await.unwrap();
     let networks = vec!["10.5.0.0/16".parse().unwrap()];
     let period = Duration::from_secs(60);
     let (follow_address, all_route_events) = (true, false);
@@ -324,7 +322,7 @@ async fn follower(netlink: &Netlink) -> HostFollower {
 async fn hold(host: &mut HostFollower, overlay: &mut Overlay) -> OverlayError {
     loop {
         let listing = host.next().await;
-        match overlay.reconcile(host.netlink(), &listing).await {
+        match overlay.reconcile(&listing).await {
             Ok(_) => host.finish(true),
             Err(OverlayError::Netlink(error)) => host.fail(&error),
             Err(error) => return error,
@@ -332,9 +330,9 @@ async fn hold(host: &mut HostFollower, overlay: &mut Overlay) -> OverlayError {
     }
 }
 
-async fn reconcile(netlink: &Netlink, overlay: &mut Overlay) -> Vec<String> {
-    let listing = Listing::read(netlink, &[overlay.desired.network]).await.unwrap();
-    overlay.reconcile(netlink, &listing).await.unwrap()
+async fn reconcile(overlay: &mut Overlay) -> Vec<String> {
+    let listing = Listing::read(&[overlay.desired.network]).await.unwrap();
+    overlay.reconcile(&listing).await.unwrap()
 }
 
 /// What `ip` says about the device, in the form of a flannel host.
@@ -358,10 +356,9 @@ fn assert_complete(namespace: &Namespace) {
 fn new_device_looks_like_flannels() {
     let (namespace, desired) = with_tun();
     namespace.enter(|| async {
-        let netlink = Netlink::open().unwrap();
-        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
+        let mut overlay = Overlay::establish(desired).await.unwrap();
         assert_complete(&namespace);
-        assert_eq!(reconcile(&netlink, &mut overlay).await, [""; 0]);
+        assert_eq!(reconcile(&mut overlay).await, [""; 0]);
     });
 }
 
@@ -373,9 +370,7 @@ fn foreign_route_refuses_the_start() {
         ("blackhole 10.5.0.0/16", "blackhole 10.5.0.0/16"),
     ] {
         namespace.ip(&format!("route add {foreign}"));
-        let (error, _) = namespace.enter(|| async {
-            Overlay::check(&Netlink::open().unwrap(), &desired).await.unwrap_err()
-        });
+        let (error, _) = namespace.enter(|| async { Overlay::check(&desired).await.unwrap_err() });
         assert!(matches!(error, OverlayError::ForeignRoute { .. }), "{error:?}");
         assert!(error.to_string().contains(&format!("route del {named})")), "{error}");
         // The advice works as it stands.
@@ -387,9 +382,8 @@ fn foreign_route_refuses_the_start() {
     namespace.ip("route add 10.5.72.0/24 dev eth1");
     namespace.ip("route add 10.0.0.0/8 dev eth1");
     namespace.enter(|| async {
-        let netlink = Netlink::open().unwrap();
-        Overlay::check(&netlink, &desired).await.unwrap();
-        Overlay::establish(&netlink, desired).await.unwrap();
+        Overlay::check(&desired).await.unwrap();
+        Overlay::establish(desired).await.unwrap();
         namespace.ip("route del 10.5.0.0/16 dev eth1 metric 50");
         namespace.ip("route del blackhole 10.5.0.0/16 metric 60");
         assert_complete(&namespace);
@@ -400,9 +394,8 @@ fn foreign_route_refuses_the_start() {
 fn removed_settings_return_within_a_second() {
     let (namespace, desired) = with_tun();
     let (longest, log) = namespace.enter(|| async {
-        let netlink = Netlink::open().unwrap();
-        let mut host = follower(&netlink).await;
-        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
+        let mut host = follower().await;
+        let mut overlay = Overlay::establish(desired).await.unwrap();
         let mut longest = Duration::ZERO;
         let damage = async {
             for command in [
@@ -454,20 +447,19 @@ async fn settle() {
 fn foreign_mtu_is_logged_and_kept() {
     let (namespace, desired) = with_tun();
     let ((), log) = namespace.enter(|| async {
-        let netlink = Netlink::open().unwrap();
-        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
+        let mut overlay = Overlay::establish(desired).await.unwrap();
         namespace.ip("link set flannel0 mtu 1300");
         for _ in 0..3 {
-            assert_eq!(reconcile(&netlink, &mut overlay).await, [""; 0]);
+            assert_eq!(reconcile(&mut overlay).await, [""; 0]);
         }
         assert!(namespace.ip("link show flannel0").contains("mtu 1300"));
         // Nor does a change of the underlay overrule it, until it is taken back.
-        assert!(!overlay.follow_mtu(&netlink, 1372).await.unwrap());
+        assert!(!overlay.follow_mtu(1372).await.unwrap());
         assert!(namespace.ip("link show flannel0").contains("mtu 1300"));
         namespace.ip("link set flannel0 mtu 1372");
-        assert_eq!(reconcile(&netlink, &mut overlay).await, [""; 0]);
-        assert!(overlay.follow_mtu(&netlink, 1400).await.unwrap());
-        assert_eq!(reconcile(&netlink, &mut overlay).await, [""; 0]);
+        assert_eq!(reconcile(&mut overlay).await, [""; 0]);
+        assert!(overlay.follow_mtu(1400).await.unwrap());
+        assert_eq!(reconcile(&mut overlay).await, [""; 0]);
         assert!(namespace.ip("link show flannel0").contains("mtu 1400"));
     });
     let lines: Vec<_> = log.lines().collect();
@@ -480,14 +472,13 @@ fn foreign_mtu_is_logged_and_kept() {
 fn own_route_returns_after_a_foreign_one() {
     let (namespace, desired) = with_tun();
     let ((), log) = namespace.enter(|| async {
-        let netlink = Netlink::open().unwrap();
-        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
+        let mut overlay = Overlay::establish(desired).await.unwrap();
         namespace.ip("route replace 10.5.0.0/16 via 192.0.2.1");
         for _ in 0..3 {
-            assert_eq!(reconcile(&netlink, &mut overlay).await, [""; 0]);
+            assert_eq!(reconcile(&mut overlay).await, [""; 0]);
         }
         namespace.ip("route del 10.5.0.0/16 via 192.0.2.1");
-        assert_eq!(reconcile(&netlink, &mut overlay).await.len(), 1);
+        assert_eq!(reconcile(&mut overlay).await.len(), 1);
         assert_complete(&namespace);
     });
     assert_eq!(log.matches("10.5.0.0/16 via 192.0.2.1 dev eth0").count(), 1, "{log}");
@@ -497,9 +488,8 @@ fn own_route_returns_after_a_foreign_one() {
 fn deleted_device_is_noticed_within_a_second() {
     let (namespace, desired) = with_tun();
     namespace.enter(|| async {
-        let netlink = Netlink::open().unwrap();
-        let mut host = follower(&netlink).await;
-        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
+        let mut host = follower().await;
+        let mut overlay = Overlay::establish(desired).await.unwrap();
         let start = Stopwatch::start();
         let damage = async {
             settle().await;

@@ -43,7 +43,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "host",
         &[
             &["lock", "mtu", "node_lock", "state"],
-            &["netlink/decode"],
+            &["netlink/decode", "netlink/exchange"],
             &["netlink"],
             &["netlink/filters", "netlink/neighbours", "netlink/routes"],
             &["netlink/devices", "netlink/events", "netlink/policies"],

@@ -27,7 +27,7 @@ use crate::failure::with_causes;
 use crate::fast_path::{FastPath, LENGTHS_MAX, PEERS_MAX, Settings};
 use crate::host::netlink::events::Events;
 use crate::host::netlink::policies::has_policies;
-use crate::host::netlink::{Netlink, NetlinkError, request_all};
+use crate::host::netlink::{self, NetlinkError, neighbours, request_all};
 use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::status;
@@ -165,12 +165,11 @@ impl KernelPlane {
         }
     }
 
-    /// Ends when a connection to the kernel is lost.
+    /// Ends when the kernel's events are lost.
     async fn follow(&mut self) -> Result<Infallible, NetlinkError> {
         // Subscribed before the first look, or a change between them is lost.
         let (mut events, mut neighbours) = (Events::of_ways()?, Events::of_neighbours()?);
         let mut policies = Events::of_policies()?;
-        let netlink = Netlink::open()?;
         self.hops.clear();
         // Apart from what else causes a look, which may come all the time.
         let mut hops_due = Instant::now() + PERIOD;
@@ -181,9 +180,8 @@ impl KernelPlane {
                 self.hops.clear();
                 hops_due = start + PERIOD;
             }
-            let due = match self.look(&netlink).await {
+            let due = match self.look().await {
                 Ok(()) => hops_due,
-                Err(Obstacle::Netlink(error)) if error.is_connection_lost() => return Err(error),
                 Err(obstacle) => {
                     self.stop(&obstacle);
                     Instant::now() + LOOK_IDLE
@@ -221,8 +219,8 @@ impl KernelPlane {
                     result = rested(&mut neighbours) => break result?,
                     () = sleep_until(counts_due) => {
                         counts_due = Instant::now() + self.look_at_counts();
-                        self.use_neighbours(&netlink).await;
-                        if self.is_delivery_new() || !self.placement.is_there(&netlink).await? {
+                        self.use_neighbours().await;
+                        if self.is_delivery_new() || !self.placement.is_there().await? {
                             break;
                         }
                     }
@@ -233,7 +231,7 @@ impl KernelPlane {
     }
 
     /// Looks at everything that counts, and has the programs run if nothing forbids it.
-    async fn look(&mut self, netlink: &Netlink) -> Result<(), Obstacle> {
+    async fn look(&mut self) -> Result<(), Obstacle> {
         let ground = self.inputs.ground.borrow_and_update().clone().ok_or(Obstacle::NoGround)?;
         self.inputs.tables.borrow_and_update();
         let devices = (ground.tun_device, ground.underlay_device);
@@ -244,13 +242,13 @@ impl KernelPlane {
         }
         let Some(fast_path) = &self.fast_path else { return Ok(()) };
         let Inputs { owner, is_kept, .. } = self.inputs;
-        let attacher = Attacher { netlink, fast_path, owner, is_kept };
+        let attacher = Attacher { fast_path, owner, is_kept };
         // Before anything may forbid it: an earlier weftd may have left programs that take packets.
         self.placement.settle(attacher, &ground).await?;
         if has_policies().await? {
             return Err(Obstacle::Policies);
         }
-        let link = netlink.link_named(&ground.interface).await?;
+        let link = netlink::link_named(&ground.interface).await?;
         let Some(link) = link.filter(|link| link.id.index == ground.underlay_device) else {
             return Err(Obstacle::NoInterface(ground.interface));
         };
@@ -266,8 +264,8 @@ impl KernelPlane {
         if table.peers().len() > PEERS_MAX as usize {
             return Err(Obstacle::Peers);
         }
-        hops::find(netlink, &mut self.hops, &table, ground.underlay).await?;
-        let neighbours = netlink.hardware_addresses(ground.underlay_device).await?;
+        hops::find(&mut self.hops, &table, ground.underlay).await?;
+        let neighbours = neighbours::hardware_addresses(ground.underlay_device).await?;
         self.placement.settle_pair(attacher, &ground.tun_name).await?;
         // Again, since all this took its time.
         if has_policies().await? {
@@ -411,14 +409,14 @@ impl KernelPlane {
     }
 
     /// Has the kernel look after the neighbours that were sent to.
-    async fn use_neighbours(&mut self, netlink: &Netlink) {
+    async fn use_neighbours(&mut self) {
         let now = Instant::now();
         let Some(settings) = self.published.as_ref().filter(|_| now >= self.used_until) else {
             return;
         };
         self.used_until = now + USE;
         let device = settings.underlay_device;
-        let ask = async |address| netlink.use_neighbour(device, address).await;
+        let ask = async |address| neighbours::use_neighbour(device, address).await;
         // One that fails is noticed when the kernel forgets the neighbour.
         request_all(std::mem::take(&mut self.used), ask).await;
     }

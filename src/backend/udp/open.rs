@@ -19,7 +19,7 @@ use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
 use crate::fast_path::FastPath;
 use crate::host::mtu::overlay_mtu_bytes;
-use crate::host::netlink::Netlink;
+use crate::host::netlink;
 use crate::host::overlay::{Overlay, OverlayDesired};
 use crate::route::Prefix;
 use crate::status::{self, SWITCHED_OFF};
@@ -76,29 +76,27 @@ pub(crate) async fn reserve(
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
-    let netlink = Netlink::open()?;
     let address = SocketAddrV4::new(external.address, settings.port);
     let owner = Owner { port: settings.port, network };
-    let inherited =
-        tun_device::inherit(&netlink, handover, owner, address, offload, worker_count).await?;
+    let inherited = tun_device::inherit(handover, owner, address, offload, worker_count).await?;
     let checked = async |(sockets, queues): (Vec<TunnelSocket>, Vec<Tun>)| {
-        let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
-        Overlay::check(&netlink, &desired).await?;
+        let desired = desired(&queues[0], network, previous_subnet, mtu_bytes).await?;
+        Overlay::check(&desired).await?;
         Ok(TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload })
     };
     let once = async || {
         let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
-        let queues = tun_device::open(&netlink, owner, offload, worker_count).await?;
+        let queues = tun_device::open(owner, offload, worker_count).await?;
         checked((sockets, queues)).await
     };
     let tunnel = match inherited {
         Some(tunnel) => checked(tunnel).await?,
         None => patiently(once).await?,
     };
-    let device = netlink.link_just_made(&tunnel.queues[0].name).await?.id.index;
+    let device = netlink::link_just_made(&tunnel.queues[0].name).await?.id.index;
     let load = async || {
         let fast_path = FastPath::load()?;
-        let attacher = Attacher { netlink: &netlink, fast_path: &fast_path, owner, is_kept };
+        let attacher = Attacher { fast_path: &fast_path, owner, is_kept };
         attacher.probe(device).await?;
         Ok(fast_path)
     };
@@ -128,16 +126,15 @@ async fn load_fast_path(
 
 /// Gives the device its address and the route.
 pub(super) async fn configure(
-    netlink: &Netlink,
     setup: &Setup,
     mtu_bytes: u16,
     tun: &Tun,
 ) -> Result<Overlay, StartError> {
     let (network, former_network) = (setup.network, setup.former_network);
-    let desired = desired(netlink, tun, network, Some(setup.subnet), mtu_bytes).await?;
+    let desired = desired(tun, network, Some(setup.subnet), mtu_bytes).await?;
     let desired = OverlayDesired { former_network, ..desired };
-    patiently(async || Ok(Overlay::check(netlink, &desired).await?)).await?;
-    Ok(Overlay::establish(netlink, desired).await?)
+    patiently(async || Ok(Overlay::check(&desired).await?)).await?;
+    Ok(Overlay::establish(desired).await?)
 }
 
 /// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
@@ -168,14 +165,13 @@ fn avoids_gso(offload: OffloadChoice, release: &str) -> bool {
 
 /// The state that a new device must have.
 pub(super) async fn desired(
-    netlink: &Netlink,
     tun: &Tun,
     network: Prefix,
     subnet: Option<Prefix>,
     mtu_bytes: u16,
 ) -> Result<OverlayDesired, StartError> {
     Ok(OverlayDesired {
-        device: netlink.link_just_made(&tun.name).await?.id,
+        device: netlink::link_just_made(&tun.name).await?.id,
         address: subnet.unwrap_or(network).network(),
         mtu_bytes,
         network,

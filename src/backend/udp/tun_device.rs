@@ -13,7 +13,7 @@ use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
 use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSocket};
 use crate::failure::with_causes;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::{Link, LinkId};
 use crate::route::Prefix;
 
@@ -29,7 +29,6 @@ const WORKERS_WITH_LANES_MAX: NonZeroU16 = NonZeroU16::new(48).expect("not zero"
 /// Goes on with the descriptors that the last weftd has left open, if they are what this one would
 /// open.
 pub(super) async fn inherit(
-    netlink: &Netlink,
     handover: &Handover,
     owner: Owner,
     address: SocketAddrV4,
@@ -51,7 +50,7 @@ pub(super) async fn inherit(
         Ok((sockets, queues)) => {
             let lanes = queues.len() > sockets.len();
             let name = &queues[0].name;
-            if netlink.link_named(name).await?.as_ref().and_then(owner_of) == Some(owner) {
+            if netlink::link_named(name).await?.as_ref().and_then(owner_of) == Some(owner) {
                 let program = if lanes { Steering::by_sender() } else { Steering::by_flow() };
                 steer(&queues, program);
                 return Ok(Some((sockets, queues)));
@@ -67,10 +66,10 @@ pub(super) async fn inherit(
     // The service manager may need a moment to close them, and a device that is still there keeps
     // its name and its route.
     for name in devices {
-        if let Some(link) = netlink.link_named(&name).await?
+        if let Some(link) = netlink::link_named(&name).await?
             && owner_of(&link).is_some()
         {
-            netlink.remove_link(&link.id).await?;
+            netlink::remove_link(&link.id).await?;
         }
     }
     Ok(None)
@@ -79,12 +78,11 @@ pub(super) async fn inherit(
 /// Opens the device that an earlier weftd has kept, or a new one. A kept one that has queues of
 /// another kind is removed.
 pub(super) async fn open(
-    netlink: &Netlink,
     owner: Owner,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
 ) -> Result<Vec<Tun>, StartError> {
-    let mut links = netlink.links().await?.into_iter();
+    let mut links = netlink::links().await?.into_iter();
     let Some(kept) = links.find(|link| owner_of(link) == Some(owner)) else {
         return Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?);
     };
@@ -98,7 +96,7 @@ pub(super) async fn open(
             if Errno::from_io_error(&source) == Some(Errno::INVAL) =>
         {
             info!("removing {id}, which the last weftd has kept for another number of --workers");
-            netlink.remove_link(&id).await?;
+            netlink::remove_link(&id).await?;
             Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?)
         }
         opened => Ok(opened?),
@@ -112,20 +110,15 @@ fn owner_of(link: &Link) -> Option<Owner> {
 
 /// Has the device outlive weftd, or not. Not before the start has succeeded: a device that outlives
 /// a failed one is in everybody's way.
-pub(super) async fn settle(
-    netlink: &Netlink,
-    tun: &Tun,
-    owner: Owner,
-    is_kept: bool,
-) -> Result<(), StartError> {
-    let link = netlink.link_just_made(&tun.name).await?;
+pub(super) async fn settle(tun: &Tun, owner: Owner, is_kept: bool) -> Result<(), StartError> {
+    let link = netlink::link_just_made(&tun.name).await?;
     let before = link.alias.unwrap_or_default();
     if Owner::of(&before) == Some(owner) {
         info!("going on with {}, which the last weftd has left", link.id);
     }
     let alias = owner.to_string();
     if before != alias {
-        netlink.set_alias(&link.id, &alias).await?;
+        netlink::set_alias(&link.id, &alias).await?;
     }
     Ok(tun.set_kept(is_kept)?)
 }
@@ -165,15 +158,14 @@ fn steer(queues: &[Tun], program: io::Result<Steering>) {
 
 /// Removes the kept devices of `network`, or all, that no process has.
 pub(crate) async fn remove_kept(
-    netlink: &Netlink,
     network: Option<Prefix>,
 ) -> Result<Vec<(LinkId, Owner)>, NetlinkError> {
     let mut removed = Vec::new();
-    for link in netlink.links().await?.into_iter().filter(|link| !link.has_carrier) {
+    for link in netlink::links().await?.into_iter().filter(|link| !link.has_carrier) {
         let owner =
             owner_of(&link).filter(|owner| network.is_none_or(|network| network == owner.network));
         if let Some(owner) = owner {
-            netlink.remove_link(&link.id).await?;
+            netlink::remove_link(&link.id).await?;
             removed.push((link.id, owner));
         }
     }

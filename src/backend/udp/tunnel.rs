@@ -78,9 +78,9 @@ impl Tunnel {
         let TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
         let Setup { network, subnet, .. } = *setup;
         let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
-        let overlay = configure(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
+        let overlay = configure(setup, mtu_bytes, &queues[0]).await?;
         let (port, is_kept) = (settings.port, setup.dataplane.keep_tunnel);
-        tun_device::settle(host.netlink(), &queues[0], Owner { port, network }, is_kept).await?;
+        tun_device::settle(&queues[0], Owner { port, network }, is_kept).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let handover = setup.handover.clone();
@@ -184,7 +184,7 @@ impl Tunnel {
     }
 
     async fn try_reconcile(&mut self, listing: &Listing) -> Result<bool, OverlayError> {
-        self.overlay.reconcile(self.host.netlink(), listing).await?;
+        self.overlay.reconcile(listing).await?;
         self.follow_paths().await?;
         if !self.follow_address().await {
             return Ok(false);
@@ -242,7 +242,7 @@ impl Tunnel {
         // Before the device: otherwise a worker would refuse packets that the device accepts, and
         // report the old MTU to pods.
         self.orders.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
-        if self.overlay.follow_mtu(self.host.netlink(), mtu_bytes).await? {
+        if self.overlay.follow_mtu(mtu_bytes).await? {
             info!(
                 "the MTU of {device} goes from {from} to {mtu_bytes}: that of {name} went to \
                  {external_bytes}; running pods keep theirs"
@@ -264,7 +264,7 @@ impl Tunnel {
             return Ok(());
         }
         let lines = self.path_changes(limits);
-        self.overlay.limit_paths(self.host.netlink(), limits.clone()).await?;
+        self.overlay.limit_paths(limits.clone()).await?;
         lines.iter().for_each(|line| warn!("{line}"));
         Ok(())
     }
@@ -385,9 +385,6 @@ impl Tunnel {
             let why = format!("{name} cannot be made again: {text}");
             self.reporter.state(|state| state.wrong = Some(why));
             logged.once(&text, |text| error!("cannot make {name} again: {text}; retrying"));
-            if let Some(error) = error.lost_connection() {
-                self.host.fail(error);
-            }
         }
         self.pacing.whole(Instant::now());
         self.log_fallback();
@@ -403,12 +400,11 @@ impl Tunnel {
             self.give_up_broken_ring(Some(&end));
         }
         let queues = open_queues(name, self.offload, self.worker_count)?;
-        let (netlink, subnet) = (self.host.netlink(), Some(self.orders.subnet));
-        tun_device::settle(netlink, &queues[0], self.owner(), self.is_kept).await?;
-        let mut desired =
-            desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
+        let subnet = Some(self.orders.subnet);
+        tun_device::settle(&queues[0], self.owner(), self.is_kept).await?;
+        let mut desired = desired(&queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(&self.prober.limits);
-        self.overlay = Overlay::establish(netlink, desired).await?;
+        self.overlay = Overlay::establish(desired).await?;
         self.handover.offer(duplicates(&queues, &self.seats));
         self.team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
         Ok(())

@@ -8,7 +8,7 @@ use tracing::debug;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::host::interface::ExternalInterface;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, devices};
 use crate::host::state::{Link, MacAddress, Vxlan};
 
 /// flannel's name for the device of a VNI.
@@ -66,20 +66,19 @@ pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) 
 
 /// Makes the device, switched off.
 pub(super) async fn make(
-    netlink: &Netlink,
     name: &str,
     vxlan: &Vxlan,
     mac: MacAddress,
     mtu_bytes: u32,
 ) -> Result<Link, NetlinkError> {
-    let made = netlink.add_vxlan(name, vxlan, mac, mtu_bytes).await;
+    let made = devices::add_vxlan(name, vxlan, mac, mtu_bytes).await;
     if let Err(error) = made {
         // Perhaps somebody made one of this name a moment ago; the next comparison validates it.
-        let found = netlink.link_named(name).await?.filter(|_| error.is_already_there());
+        let found = netlink::link_named(name).await?.filter(|_| error.is_already_there());
         return found.ok_or(error);
     }
     refuse_router_advertisements(name);
-    netlink.link_just_made(name).await
+    netlink::link_just_made(name).await
 }
 
 /// The overlay has no routers that could advertise themselves. Without IPv6 there is no such file.

@@ -12,52 +12,45 @@ use rtnetlink::packet_route::link::{
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
 
-use super::{HOST_LENGTH_BITS, Netlink, Result, address_message, request_now};
+use super::exchange::request_now;
+use super::{HOST_LENGTH_BITS, Result, add, address_message, set_link};
 use crate::host::state::{LinkId, MacAddress, Vxlan};
 
-impl Netlink {
-    /// Makes a VXLAN device, switched off.
-    pub async fn add_vxlan(
-        &self,
-        name: &str,
-        vxlan: &Vxlan,
-        mac: MacAddress,
-        mtu_bytes: u32,
-    ) -> Result {
-        let mut builder = LinkVxlan::new(name, vxlan.vni)
-            .dev(vxlan.parent_index)
-            .learning(vxlan.learning)
-            .address(mac.0.to_vec())
-            .mtu(mtu_bytes);
-        if let Some(local) = vxlan.local {
-            builder = builder.local(local);
-        }
-        if let Some(port) = vxlan.port {
-            builder = builder.port(port);
-        }
-        if vxlan.gbp {
-            builder = builder.gbp();
-        }
-        let request = RouteNetlinkMessage::NewLink(builder.build());
-        self.add(format!("make the vxlan device {name}"), request).await
+/// Makes a VXLAN device, switched off.
+pub async fn add_vxlan(name: &str, vxlan: &Vxlan, mac: MacAddress, mtu_bytes: u32) -> Result {
+    let mut builder = LinkVxlan::new(name, vxlan.vni)
+        .dev(vxlan.parent_index)
+        .learning(vxlan.learning)
+        .address(mac.0.to_vec())
+        .mtu(mtu_bytes);
+    if let Some(local) = vxlan.local {
+        builder = builder.local(local);
     }
+    if let Some(port) = vxlan.port {
+        builder = builder.port(port);
+    }
+    if vxlan.gbp {
+        builder = builder.gbp();
+    }
+    let request = RouteNetlinkMessage::NewLink(builder.build());
+    add(format!("make the vxlan device {name}"), request).await
+}
 
-    /// Makes a pair, switched off, each end with so many queues each way.
-    pub async fn add_veth_pair(&self, names: [&str; 2], queues: u32, mtu_bytes: u32) -> Result {
-        let second = with(LinkUnspec::new_with_name(names[1]), queues, mtu_bytes).build();
-        let first = with(LinkVeth::new(names[0], names[1]), queues, mtu_bytes);
-        let message = first.set_info_data(InfoData::Veth(InfoVeth::Peer(second))).build();
-        let operation = format!("make the veth pair {} and {}", names[0], names[1]);
-        self.add(operation, RouteNetlinkMessage::NewLink(message)).await
-    }
+/// Makes a pair, switched off, each end with so many queues each way.
+pub async fn add_veth_pair(names: [&str; 2], queues: u32, mtu_bytes: u32) -> Result {
+    let second = with(LinkUnspec::new_with_name(names[1]), queues, mtu_bytes).build();
+    let first = with(LinkVeth::new(names[0], names[1]), queues, mtu_bytes);
+    let message = first.set_info_data(InfoData::Veth(InfoVeth::Peer(second))).build();
+    let operation = format!("make the veth pair {} and {}", names[0], names[1]);
+    add(operation, RouteNetlinkMessage::NewLink(message)).await
+}
 
-    /// Has the kernel give a link no IPv6 address of its own, and so send nothing by itself.
-    pub async fn keep_silent(&self, link: &LinkId) -> Result {
-        let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
-        let silent = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])]);
-        let operation = "keep IPv6 off".to_owned();
-        self.set_link(link, operation, |it| it.append_extra_attribute(silent)).await
-    }
+/// Has the kernel give a link no IPv6 address of its own, and so send nothing by itself.
+pub async fn keep_silent(link: &LinkId) -> Result {
+    let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+    let silent = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])]);
+    let operation = "keep IPv6 off".to_owned();
+    set_link(link, operation, |it| it.append_extra_attribute(silent)).await
 }
 
 fn with<T>(end: LinkMessageBuilder<T>, queues: u32, mtu_bytes: u32) -> LinkMessageBuilder<T> {

@@ -83,8 +83,7 @@ impl Events {
             socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
             Ok(socket)
         };
-        let socket =
-            open().map_err(|source| NetlinkError::Open { purpose: "change events", source })?;
+        let socket = open().map_err(NetlinkError::Open)?;
         Ok(Self { socket, pending: false, networks: None })
     }
 

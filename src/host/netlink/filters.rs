@@ -13,7 +13,8 @@ use rtnetlink::packet_route::tc::{
 use tracing::warn;
 
 use super::decode::find;
-use super::{Netlink, Result, request_now};
+use super::exchange::request_now;
+use super::{Result, add, edit, list};
 use crate::host::state::LinkId;
 
 /// Its place among the filters of others: behind those with a number below it.
@@ -52,15 +53,10 @@ pub struct Filter(FilterPlace);
 impl Filter {
     /// Has `program` see packets of a device, in place of a filter that is there already. Makes the
     /// queueing discipline if there is none; it stays, others may use it.
-    pub async fn attach(
-        netlink: &Netlink,
-        place: FilterPlace,
-        name: &str,
-        program: BorrowedFd<'_>,
-    ) -> Result<Self> {
+    pub async fn attach(place: FilterPlace, name: &str, program: BorrowedFd<'_>) -> Result<Self> {
         let device = place.device;
         let discipline = RouteNetlinkMessage::NewQueueDiscipline(clsact(device));
-        let made = netlink.add(format!("add clsact to device {device}"), discipline).await;
+        let made = add(format!("add clsact to device {device}"), discipline).await;
         if let Err(error) = made
             && !error.is_already_there()
         {
@@ -75,13 +71,13 @@ impl Filter {
         ]));
         let operation = format!("filter packets of device {device} by {name}");
         let request = RouteNetlinkMessage::NewTrafficFilter(message);
-        netlink.edit(operation, request, NLM_F_CREATE | NLM_F_REPLACE).await?;
+        edit(operation, request, NLM_F_CREATE | NLM_F_REPLACE).await?;
         Ok(Self(place))
     }
 
     /// Whether it is still there.
-    pub async fn is_there(&self, netlink: &Netlink) -> Result<bool> {
-        self.0.is_taken(netlink).await
+    pub async fn is_there(&self) -> Result<bool> {
+        self.0.is_taken().await
     }
 
     /// Leaves it in place for the next weftd.
@@ -92,21 +88,21 @@ impl Filter {
 
 impl FilterPlace {
     /// Removes the filter that a weftd has left there, if there is one.
-    pub async fn clear(self, netlink: &Netlink) -> Result {
-        if !self.is_taken(netlink).await? {
+    pub async fn clear(self) -> Result {
+        if !self.is_taken().await? {
             return Ok(());
         }
         let request = RouteNetlinkMessage::DelTrafficFilter(self.message());
-        netlink.edit(format!("remove a filter of device {}", self.device), request, 0).await
+        edit(format!("remove a filter of device {}", self.device), request, 0).await
     }
 
     /// Removes the filters of all weftd from a device; gives how many there were. The queueing
     /// discipline goes with the last filter that it had.
-    pub async fn clear_all(netlink: &Netlink, device: u32) -> Result<usize> {
+    pub async fn clear_all(device: u32) -> Result<usize> {
         let (mut ours, mut others) = (Vec::new(), 0);
         for side in [Side::Ingress, Side::Egress] {
             let place = Self { device, side, handle: 0 };
-            for message in place.list(netlink).await? {
+            for message in place.list().await? {
                 match handle_of_ours(&message) {
                     Some(handle) => ours.push(Self { handle, ..place }),
                     None => others += usize::from(!is_of_a_priority(&message)),
@@ -115,18 +111,18 @@ impl FilterPlace {
         }
         for place in &ours {
             let request = RouteNetlinkMessage::DelTrafficFilter(place.message());
-            netlink.edit(format!("remove a filter of device {device}"), request, 0).await?;
+            edit(format!("remove a filter of device {device}"), request, 0).await?;
         }
         if !ours.is_empty() && others == 0 {
             let request = RouteNetlinkMessage::DelQueueDiscipline(clsact(device));
-            netlink.edit(format!("remove clsact from device {device}"), request, 0).await?;
+            edit(format!("remove clsact from device {device}"), request, 0).await?;
         }
         Ok(ours.len())
     }
 
     /// The kinds of the filters that are not ours and see what leaves a device.
-    pub async fn of_others(netlink: &Netlink, device: u32) -> Result<Vec<String>> {
-        let filters = Self { device, side: Side::Egress, handle: 0 }.list(netlink).await?;
+    pub async fn of_others(device: u32) -> Result<Vec<String>> {
+        let filters = Self { device, side: Side::Egress, handle: 0 }.list().await?;
         let others = filters.iter().filter(|it| handle_of_ours(it).is_none());
         let kinds = others.flat_map(|it| &it.attributes).filter_map(|it| {
             let TcAttribute::Kind(kind) = it else { return None };
@@ -137,17 +133,17 @@ impl FilterPlace {
         Ok(kinds)
     }
 
-    async fn is_taken(self, netlink: &Netlink) -> Result<bool> {
-        let filters = self.list(netlink).await?;
+    async fn is_taken(self) -> Result<bool> {
+        let filters = self.list().await?;
         Ok(filters.iter().any(|found| handle_of_ours(found) == Some(self.handle)))
     }
 
-    async fn list(self, netlink: &Netlink) -> Result<Vec<TcMessage>> {
+    async fn list(self) -> Result<Vec<TcMessage>> {
         let mut query = TcMessage::with_index(self.device as i32);
         query.header.parent = self.parent();
         let operation = format!("list filters of device {}", self.device);
         let request = RouteNetlinkMessage::GetTrafficFilter(query);
-        let answer = netlink.list(&operation, request).await?;
+        let answer = list(&operation, request).await?;
         let filters = answer.into_iter().filter_map(|message| {
             let RouteNetlinkMessage::NewTrafficFilter(found) = message else { return None };
             Some(found)
@@ -209,13 +205,11 @@ fn discipline(device: u32, kind: &str, parent: TcHandle, handle: TcHandle) -> Tc
     TcMessage::from_parts(header, vec![TcAttribute::Kind(kind.to_owned())])
 }
 
-impl Netlink {
-    /// Has a link give its packets to its driver at once. In front of the queues of a TUN device
-    /// others never fill, and the kernel makes some for each of 256 that it could have: 25 MB.
-    pub async fn set_no_discipline(&self, link: &LinkId) -> Result {
-        let none = discipline(link.index, "noqueue", TcHandle::ROOT, TcHandle::default());
-        let flags = NLM_F_CREATE | NLM_F_REPLACE;
-        let request = RouteNetlinkMessage::NewQueueDiscipline(none);
-        self.edit(format!("take the queueing discipline off {link}"), request, flags).await
-    }
+/// Has a link give its packets to its driver at once. In front of the queues of a TUN device
+/// others never fill, and the kernel makes some for each of 256 that it could have: 25 MB.
+pub async fn set_no_discipline(link: &LinkId) -> Result {
+    let none = discipline(link.index, "noqueue", TcHandle::ROOT, TcHandle::default());
+    let flags = NLM_F_CREATE | NLM_F_REPLACE;
+    let request = RouteNetlinkMessage::NewQueueDiscipline(none);
+    edit(format!("take the queueing discipline off {link}"), request, flags).await
 }

@@ -16,7 +16,7 @@ use rtnetlink::packet_route::route::RouteType;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::decode::find;
-use super::{Netlink, Result};
+use super::{Result, edit, list};
 use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
 
 /// States in which the kernel sends to the hardware address that it has (NUD_VALID).
@@ -25,92 +25,89 @@ const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 /// In which the kernel gives ages (`USER_HZ`): on every architecture that matters the same.
 const TICKS_PER_SECOND: u32 = 100;
 
-impl Netlink {
-    /// The permanent entries of both tables of a VXLAN device.
-    pub async fn entries(&self, link: &LinkId) -> Result<Vec<LinkEntry>> {
-        let mut entries = Vec::new();
-        for table in [EntryTable::Neighbours, EntryTable::Forwarding] {
-            let listed = self.list_entries(link.index, table).await?;
-            entries.extend(listed.iter().filter_map(|message| entry(message, table)));
-        }
-        Ok(entries)
+/// The permanent entries of both tables of a VXLAN device.
+pub async fn entries(link: &LinkId) -> Result<Vec<LinkEntry>> {
+    let mut entries = Vec::new();
+    for table in [EntryTable::Neighbours, EntryTable::Forwarding] {
+        let listed = list_entries(link.index, table).await?;
+        entries.extend(listed.iter().filter_map(|message| entry(message, table)));
     }
+    Ok(entries)
+}
 
-    /// The hardware addresses that the kernel has for the neighbours of the link numbered `index`.
-    pub async fn hardware_addresses(&self, index: u32) -> Result<BTreeMap<Ipv4Addr, MacAddress>> {
-        let listed = self.list_entries(index, EntryTable::Neighbours).await?;
-        let valid = listed.iter().filter(|it| u16::from(it.header.state) & VALID != 0);
-        Ok(valid.filter_map(addresses).filter(|(_, mac)| mac.is_host()).collect())
-    }
+/// The hardware addresses that the kernel has for the neighbours of the link numbered `index`.
+pub async fn hardware_addresses(index: u32) -> Result<BTreeMap<Ipv4Addr, MacAddress>> {
+    let listed = list_entries(index, EntryTable::Neighbours).await?;
+    let valid = listed.iter().filter(|it| u16::from(it.header.state) & VALID != 0);
+    Ok(valid.filter_map(addresses).filter(|(_, mac)| mac.is_host()).collect())
+}
 
-    /// When the kernel last sent to each address of a table of the link numbered `index`, as ages;
-    /// `None` of entries that it only made. Of a neighbour whose hardware address is certain, it
-    /// notes no use until it asks for it again; that answer it notes as use (Linux 6.18), so
-    /// of the `known` ones it is none.
-    pub async fn used(
-        &self,
-        index: u32,
-        table: EntryTable,
-        known: &BTreeSet<Ipv4Addr>,
-    ) -> Result<BTreeMap<Ipv4Addr, Option<Duration>>> {
-        let used = |message: &NeighbourMessage| {
-            let times = find!(message.attributes, NeighbourAttribute::CacheInfo(times) => times)?;
-            let to = destination(message)?;
-            let is_only_noted = match table {
-                EntryTable::Forwarding => times.used.abs_diff(times.updated) <= 1,
-                EntryTable::Neighbours => {
-                    known.contains(&to) && times.used.abs_diff(times.confirmed) <= 1
-                }
-            };
-            let age = Duration::from_secs(times.used.into()) / TICKS_PER_SECOND;
-            Some((to, (!is_only_noted).then_some(age)))
+/// When the kernel last sent to each address of a table of the link numbered `index`, as ages;
+/// `None` of entries that it only made. Of a neighbour whose hardware address is certain, it
+/// notes no use until it asks for it again; that answer it notes as use (Linux 6.18), so
+/// of the `known` ones it is none.
+pub async fn used(
+    index: u32,
+    table: EntryTable,
+    known: &BTreeSet<Ipv4Addr>,
+) -> Result<BTreeMap<Ipv4Addr, Option<Duration>>> {
+    let used = |message: &NeighbourMessage| {
+        let times = find!(message.attributes, NeighbourAttribute::CacheInfo(times) => times)?;
+        let to = destination(message)?;
+        let is_only_noted = match table {
+            EntryTable::Forwarding => times.used.abs_diff(times.updated) <= 1,
+            EntryTable::Neighbours => {
+                known.contains(&to) && times.used.abs_diff(times.confirmed) <= 1
+            }
         };
-        Ok(self.list_entries(index, table).await?.iter().filter_map(used).collect())
-    }
+        let age = Duration::from_secs(times.used.into()) / TICKS_PER_SECOND;
+        Some((to, (!is_only_noted).then_some(age)))
+    };
+    Ok(list_entries(index, table).await?.iter().filter_map(used).collect())
+}
 
-    /// Those of one link: kernels list others, too.
-    async fn list_entries(&self, index: u32, table: EntryTable) -> Result<Vec<NeighbourMessage>> {
-        let mut query = NeighbourMessage::default();
-        let (name, family) = about(table);
-        query.header.family = family;
-        match table {
-            EntryTable::Neighbours => query.attributes.push(NeighbourAttribute::IfIndex(index)),
-            EntryTable::Forwarding => query.header.ifindex = index,
-        }
-        let operation = format!("list {name} of device {index}");
-        let listed = self.list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await?;
-        let of_link = listed.into_iter().filter_map(|message| match message {
-            RouteNetlinkMessage::NewNeighbour(it) if it.header.ifindex == index => Some(it),
-            _ => None,
-        });
-        Ok(of_link.collect())
+/// Those of one link: kernels list others, too.
+async fn list_entries(index: u32, table: EntryTable) -> Result<Vec<NeighbourMessage>> {
+    let mut query = NeighbourMessage::default();
+    let (name, family) = about(table);
+    query.header.family = family;
+    match table {
+        EntryTable::Neighbours => query.attributes.push(NeighbourAttribute::IfIndex(index)),
+        EntryTable::Forwarding => query.header.ifindex = index,
     }
+    let operation = format!("list {name} of device {index}");
+    let listed = list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await?;
+    let of_link = listed.into_iter().filter_map(|message| match message {
+        RouteNetlinkMessage::NewNeighbour(it) if it.header.ifindex == index => Some(it),
+        _ => None,
+    });
+    Ok(of_link.collect())
+}
 
-    /// Has the kernel find out whether the neighbour is still where it was, as if a packet had been
-    /// sent to it.
-    pub async fn use_neighbour(&self, index: u32, address: Ipv4Addr) -> Result {
-        let mut message = NeighbourMessage::default();
-        message.header.family = AddressFamily::Inet;
-        message.header.ifindex = index;
-        message.header.flags = NeighbourFlags::Use;
-        let destination = NeighbourAddress::Inet(address);
-        message.attributes.push(NeighbourAttribute::Destination(destination));
-        let operation = format!("use the neighbour {address} of device {index}");
-        self.edit(operation, RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE).await
-    }
+/// Has the kernel find out whether the neighbour is still where it was, as if a packet had been
+/// sent to it.
+pub async fn use_neighbour(index: u32, address: Ipv4Addr) -> Result {
+    let mut message = NeighbourMessage::default();
+    message.header.family = AddressFamily::Inet;
+    message.header.ifindex = index;
+    message.header.flags = NeighbourFlags::Use;
+    let destination = NeighbourAddress::Inet(address);
+    message.attributes.push(NeighbourAttribute::Destination(destination));
+    let operation = format!("use the neighbour {address} of device {index}");
+    edit(operation, RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE).await
+}
 
-    /// Sets a permanent entry, in place of another of the same address in the table of neighbours
-    /// or the same hardware address in the forwarding database.
-    pub async fn set_entry(&self, link: &LinkId, entry: LinkEntry) -> Result {
-        let request = RouteNetlinkMessage::NewNeighbour(message(link, entry));
-        self.edit(operation("set", link, entry), request, NLM_F_CREATE | NLM_F_REPLACE).await
-    }
+/// Sets a permanent entry, in place of another of the same address in the table of neighbours
+/// or the same hardware address in the forwarding database.
+pub async fn set_entry(link: &LinkId, entry: LinkEntry) -> Result {
+    let request = RouteNetlinkMessage::NewNeighbour(message(link, entry));
+    edit(operation("set", link, entry), request, NLM_F_CREATE | NLM_F_REPLACE).await
+}
 
-    /// Removes an entry.
-    pub async fn remove_entry(&self, link: &LinkId, entry: LinkEntry) -> Result {
-        let request = RouteNetlinkMessage::DelNeighbour(message(link, entry));
-        self.edit(operation("remove", link, entry), request, 0).await
-    }
+/// Removes an entry.
+pub async fn remove_entry(link: &LinkId, entry: LinkEntry) -> Result {
+    let request = RouteNetlinkMessage::DelNeighbour(message(link, entry));
+    edit(operation("remove", link, entry), request, 0).await
 }
 
 fn operation(verb: &str, link: &LinkId, entry: LinkEntry) -> String {

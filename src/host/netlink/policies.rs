@@ -5,11 +5,10 @@ use std::net::Ipv4Addr;
 
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NlasIterator};
 use rtnetlink::sys::protocols::NETLINK_XFRM;
-use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use rustix::io::Errno;
 
-use super::routes::receive;
-use super::{NetlinkError, Result, in_time};
+use super::exchange::{self, HEADER_BYTES};
+use super::{NetlinkError, Result};
 use crate::route::Prefix;
 
 /// `XFRM_MSG_GETSPDINFO`, `XFRM_MSG_NEWSPDINFO`: numbers of policies.
@@ -41,9 +40,8 @@ const IPV4: u8 = 2;
 const UDP: u8 = 17;
 const TEMPLATE: u16 = 5;
 
-/// `struct nlmsghdr`, and what a question has behind it: the flags that precede the attributes of
-/// an answer, or room for defaults.
-const HEADER_BYTES: usize = 16;
+/// What a question has behind its header: the flags that precede the attributes of an answer, or
+/// room for defaults.
 const FLAG_BYTES: usize = 4;
 
 const OPERATION: &str = "tell its IPsec policies";
@@ -114,20 +112,16 @@ fn request(question: u16, flags: u16) -> [u8; HEADER_BYTES + FLAG_BYTES] {
 
 /// The messages of the answer.
 async fn ask(question: u16, flags: u16) -> Result<Vec<Vec<u8>>> {
-    let socket = TokioSocket::new(NETLINK_XFRM)
-        .map_err(|source| NetlinkError::Open { purpose: "IPsec policies", source })?;
     let mut answer = Vec::new();
-    let exchange = async {
-        socket.send_to(&request(question, flags), &SocketAddr::new(0, 0)).await?;
-        receive(&socket, |message| answer.push(message.to_vec())).await
-    };
-    in_time(OPERATION, async { exchange.await.map_err(NetlinkError::refused(OPERATION)) }).await?;
+    let take = |message: &[u8]| answer.push(message.to_vec());
+    let socket = exchange::socket_of(NETLINK_XFRM);
+    exchange::ask(OPERATION, socket, &request(question, flags), take).await?;
     Ok(answer)
 }
 
 /// What is behind the header of an answer of this kind.
 fn payload(answer: &[u8], kind: u16) -> Option<&[u8]> {
-    answer.get(HEADER_BYTES..).filter(|_| answer.get(4..6) == Some(&kind.to_ne_bytes()))
+    answer.get(HEADER_BYTES..).filter(|_| exchange::kind(answer) == Some(kind))
 }
 
 fn numbers(answer: &[u8]) -> Option<[u32; DIRECTIONS]> {

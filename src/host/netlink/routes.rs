@@ -4,100 +4,44 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-use rtnetlink::packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE, NLMSG_ERROR, NetlinkMessage, NetlinkPayload,
-    NlasIterator,
-};
+use rtnetlink::packet_core::NlasIterator;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
-use rtnetlink::sys::protocols::NETLINK_ROUTE;
-use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use rtnetlink::sys::{AsyncSocket, TokioSocket};
+use rustix::io::Errno;
 
-use super::{
-    LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, Result, decode, ended, in_time, serialized,
-};
+use super::exchange::{HEADER_BYTES, kind, list, socket};
+use super::{Result, decode};
 use crate::host::state::Route;
 use crate::route::Prefix;
 
-/// In the words of an error.
-const OPERATION: &str = "list IPv4 routes";
-
-/// The kernel fills at most so much in one go (`netlink_dump`, net/netlink/af_netlink.c).
-const PART_BYTES: usize = 32 * 1024;
-
-/// Of linux/netlink.h and linux/rtnetlink.h: message types, an attribute, and where things are.
+/// Of linux/rtnetlink.h: message types, an attribute, and where the attributes are.
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTA_DST: u16 = 1;
-const TYPE_AT: usize = 4;
-const FLAGS_AT: usize = 6;
-const HEADER_BYTES: usize = 16;
 const ATTRIBUTES_AT: usize = HEADER_BYTES + 12;
 
-impl Netlink {
-    /// The IPv4 routes of the main table to the destinations that are `wanted`, in the kernel's
-    /// order: within one destination the one that wins comes first. Takes no memory for others.
-    pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>> {
-        for _ in 0..LISTING_ATTEMPTS_MAX {
-            if let Some(routes) = in_time(OPERATION, list(&wanted)).await? {
-                return Ok(routes);
-            }
-        }
-        Err(NetlinkError::Unsettled(OPERATION.to_owned()))
-    }
-}
-
-/// One listing; `None` if the table changed meanwhile in a way that may have hidden something.
-async fn list(wanted: &impl Fn(Prefix) -> bool) -> Result<Option<Vec<Route>>> {
-    let socket =
-        ask().await.map_err(|source| NetlinkError::Open { purpose: "a listing", source })?;
-    let (mut routes, mut is_interrupted) = (Vec::new(), false);
-    let take = |message: &[u8]| {
-        is_interrupted |= number(message, FLAGS_AT).is_some_and(|it| it & NLM_F_DUMP_INTR != 0);
-        if matches!(about(message), About::Route(destination) if wanted(destination))
-            && let Ok(NetlinkMessage { payload, .. }) = NetlinkMessage::deserialize(message)
-            && let NetlinkPayload::InnerMessage(message) = payload
-        {
-            routes.extend(decode::route(&message));
-        }
-    };
-    match receive(&socket, take).await {
-        Ok(()) => Ok((!is_interrupted).then_some(routes)),
-        // Before its first route the table is not there.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(Vec::new())),
-        Err(error) => Err(NetlinkError::refused(OPERATION)(error)),
-    }
-}
-
-/// Takes what the kernel answers to a request, message by message, until it says how that ended.
-pub(super) async fn receive(socket: &TokioSocket, mut take: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut part = Vec::with_capacity(PART_BYTES);
-    loop {
-        part.clear();
-        socket.recv(&mut part).await?;
-        let mut rest = part.as_slice();
-        while let Some((message, next)) = split(rest) {
-            rest = next;
-            take(message);
-            if matches!(number(message, TYPE_AT), Some(NLMSG_DONE | NLMSG_ERROR)) {
-                let code = message.get(HEADER_BYTES..).and_then(|code| code.first_chunk());
-                return ended(code.copied().map_or(0, i32::from_ne_bytes));
-            }
-        }
-    }
-}
-
-/// Asks for the main table, over a connection of its own: the answers of a shared one pile up.
-async fn ask() -> io::Result<TokioSocket> {
-    let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-    socket.socket_mut().bind_auto()?;
-    socket.socket_mut().connect(&SocketAddr::new(0, 0))?;
-    // Without it, on kernels before 4.20, all tables are listed: slower, with the same outcome.
-    socket.socket_mut().set_netlink_get_strict_chk(true).ok();
+/// The IPv4 routes of the main table to the destinations that are `wanted`, in the kernel's order:
+/// within one destination the one that wins comes first. Takes no memory for others.
+pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>> {
     let mut query = RouteMessage::default();
     query.header.address_family = AddressFamily::Inet;
     query.header.table = RouteHeader::RT_TABLE_MAIN;
-    socket.send(&serialized(RouteNetlinkMessage::GetRoute(query), NLM_F_DUMP)).await?;
+    let request = RouteNetlinkMessage::GetRoute(query);
+    let is_wanted = |message: &[u8]| matches!(about(message), About::Route(to) if wanted(to));
+    match list("list IPv4 routes", of_one_table, request, is_wanted).await {
+        Ok(messages) => Ok(messages.iter().filter_map(decode::route).collect()),
+        // Before its first route the table is not there.
+        Err(error) if error.errno() == Some(Errno::NOENT) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A socket by which only the table is listed that was asked for.
+fn of_one_table() -> io::Result<TokioSocket> {
+    let mut socket = socket()?;
+    // Without it, on kernels before 4.20, all tables are listed: slower, with the same outcome.
+    socket.socket_mut().set_netlink_get_strict_chk(true).ok();
     Ok(socket)
 }
 
@@ -114,7 +58,7 @@ pub(super) enum About {
 
 /// Parses as little of a message as possible; it may be truncated behind the destination.
 pub(super) fn about(message: &[u8]) -> About {
-    if !matches!(number(message, TYPE_AT), Some(RTM_NEWROUTE | RTM_DELROUTE)) {
+    if !matches!(kind(message), Some(RTM_NEWROUTE | RTM_DELROUTE)) {
         return About::Else;
     }
     let header = message.get(HEADER_BYTES..).and_then(|header| header.first_chunk());
@@ -136,20 +80,10 @@ fn destination(message: &[u8]) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from(*destination.value().first_chunk::<4>()?))
 }
 
-/// The first message of `bytes`, and what follows.
-fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
-    let message = bytes.get(..length).filter(|message| message.len() >= HEADER_BYTES)?;
-    Some((message, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
-}
-
-fn number(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::netlink::exchange::{serialized, split};
     use crate::host::state::{LinkId, RouteSpec};
 
     fn bytes(destination: &str, table: u8, is_new: bool) -> Vec<u8> {

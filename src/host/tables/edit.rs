@@ -2,50 +2,49 @@
 
 use super::{Desired, Edit, HOST_LENGTH_BITS, Step};
 use crate::host::follower::Listing;
-use crate::host::netlink::{Netlink, Result, request_all};
+use crate::host::netlink::{self, Result, neighbours, request_all};
 use crate::route::Prefix;
 
 impl Edit {
     /// Makes it.
-    pub async fn apply(&self, netlink: &Netlink) -> Result {
+    pub async fn apply(&self) -> Result {
         match self {
-            Self::SetMac(device, mac) => netlink.set_mac(device, *mac).await,
-            Self::SetMtu(device, bytes) => netlink.set_mtu(device, *bytes).await,
+            Self::SetMac(device, mac) => netlink::set_mac(device, *mac).await,
+            Self::SetMtu(device, bytes) => netlink::set_mtu(device, *bytes).await,
             Self::AddAddress(device, address) => {
-                there(netlink.add_address(device, *address, HOST_LENGTH_BITS).await)
+                there(netlink::add_address(device, *address, HOST_LENGTH_BITS).await)
             }
             Self::RemoveAddress(device, owned) => {
-                gone(netlink.remove_address(device, owned.address, owned.prefix_length_bits).await)
+                gone(netlink::remove_address(device, owned.address, owned.prefix_length_bits).await)
             }
-            Self::SetUp(device) => netlink.set_up(device).await,
-            Self::Set(step) => set(netlink, step).await,
-            Self::RemoveRoute(route) => gone(netlink.remove_route(route).await),
-            Self::RemoveEntry(link, entry) => gone(netlink.remove_entry(link, *entry).await),
+            Self::SetUp(device) => netlink::set_up(device).await,
+            Self::Set(step) => set(step).await,
+            Self::RemoveRoute(route) => gone(netlink::remove_route(route).await),
+            Self::RemoveEntry(link, entry) => gone(neighbours::remove_entry(link, *entry).await),
         }
     }
 }
 
 /// Makes all `edits`, many at once; gives each with its outcome.
-pub async fn apply_all<'a>(netlink: &Netlink, edits: &'a [Edit]) -> Vec<(&'a Edit, Result)> {
-    request_all(edits, async |edit: &'a Edit| (edit, edit.apply(netlink).await)).await
+pub async fn apply_all<'a>(edits: &'a [Edit]) -> Vec<(&'a Edit, Result)> {
+    request_all(edits, async |edit: &'a Edit| (edit, edit.apply().await)).await
 }
 
 /// Removes the routes that weftd has set in `networks` with another backend.
 pub async fn remove_own_routes(networks: Vec<Prefix>) -> Result {
-    let netlink = Netlink::open()?;
-    let listing = Listing::read(&netlink, &networks).await?;
+    let listing = Listing::read(&networks).await?;
     let diff = Desired { networks, ..Desired::default() }.diff(&listing, &[]).unwrap_or_default();
-    apply_all(&netlink, &diff.removals).await.into_iter().try_for_each(|(_, result)| result)
+    apply_all(&diff.removals).await.into_iter().try_for_each(|(_, result)| result)
 }
 
-async fn set(netlink: &Netlink, step: &Step) -> Result {
+async fn set(step: &Step) -> Result {
     let result = async {
         for entry in &step.entries {
-            netlink.set_entry(&step.link, *entry).await?;
+            neighbours::set_entry(&step.link, *entry).await?;
         }
         match &step.route {
-            Some(route) if step.replaces => netlink.replace_route(route).await,
-            Some(route) => there(netlink.add_route(route).await),
+            Some(route) if step.replaces => netlink::replace_route(route).await,
+            Some(route) => there(netlink::add_route(route).await),
             None => Ok(()),
         }
     };
@@ -53,7 +52,7 @@ async fn set(netlink: &Netlink, step: &Step) -> Result {
     if result.is_err() {
         // Best effort: the next comparison lists them.
         for entry in &step.entries {
-            netlink.remove_entry(&step.link, *entry).await.ok();
+            neighbours::remove_entry(&step.link, *entry).await.ok();
         }
     }
     result

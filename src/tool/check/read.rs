@@ -22,7 +22,7 @@ use crate::failure::with_causes;
 use crate::host::interface::Snapshot;
 use crate::host::netlink::filters::FilterPlace;
 use crate::host::netlink::policies::{for_sent, has_policies};
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, neighbours, routes};
 use crate::host::state::{EntryTable, MacAddress};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
@@ -69,12 +69,10 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
     };
     wait_for(async {
         facts.etcd = endpoints::ask_all(&facts.asked.etcd_endpoints).await;
-        if let Ok(netlink) = Netlink::open() {
-            facts.host = host(&netlink, &facts).await.ok();
-            facts.ways = ways(&netlink, &facts).await.unwrap_or_default();
-            facts.filters = filters(&netlink, &facts).await.unwrap_or_default();
-            facts.resolved = resolved(&netlink, &facts).await;
-        }
+        facts.host = host(&facts).await.ok();
+        facts.ways = ways(&facts).await.unwrap_or_default();
+        facts.filters = filters(&facts).await.unwrap_or_default();
+        facts.resolved = resolved(&facts).await;
         facts.has_ipsec = has_policies().await.ok();
         facts.policies = for_sent().await.unwrap_or_default();
         match firewall().await {
@@ -91,22 +89,22 @@ fn open_tun() -> std::io::Result<fs::File> {
 }
 
 /// Default routes and those in the networks: hosts may have many others.
-async fn host(netlink: &Netlink, facts: &Facts) -> Result<Snapshot, NetlinkError> {
+async fn host(facts: &Facts) -> Result<Snapshot, NetlinkError> {
     let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
     let wanted = |destination: Prefix| {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))
     };
     Ok(Snapshot {
-        links: netlink.links().await?,
-        addresses: netlink.addresses().await?,
-        routes: Netlink::routes_to(wanted).await?,
+        links: netlink::links().await?,
+        addresses: netlink::addresses().await?,
+        routes: routes::routes_to(wanted).await?,
         path_to_can_reach: None,
     })
 }
 
 /// The kernel's routes to the peers and back, of the first of very many.
-async fn ways(netlink: &Netlink, facts: &Facts) -> Option<Vec<PeerWay>> {
+async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
     let (status, lease) = (facts.status()?, facts.lease()?);
     let index = facts.link(facts.interface()?)?.id.index;
     let local = facts.tunnel_address().unwrap_or(lease.public_ip);
@@ -119,11 +117,11 @@ async fn ways(netlink: &Netlink, facts: &Facts) -> Option<Vec<PeerWay>> {
         let to = match facts.port() {
             Some(port) => {
                 let [from, to] = [local, host].map(|end| SocketAddrV4::new(end, port));
-                netlink.path_of_datagram(from, to).await
+                netlink::path_of_datagram(from, to).await
             }
-            None => netlink.path_to(host).await,
+            None => netlink::path_to(host).await,
         };
-        let from = netlink.path_of_forwarded(host, local, index, 0).await;
+        let from = netlink::path_of_forwarded(host, local, index, 0).await;
         let refused = |answer| Some(or_refused(answer).ok()?.err().map(|error| why(&error)));
         let (to_refused, from_refused) = (refused(to)?, refused(from)?);
         ways.push(PeerWay { host, to_refused, from_refused, is_alarming });
@@ -131,19 +129,19 @@ async fn ways(netlink: &Netlink, facts: &Facts) -> Option<Vec<PeerWay>> {
     Some(ways)
 }
 
-async fn filters(netlink: &Netlink, facts: &Facts) -> Option<Vec<String>> {
+async fn filters(facts: &Facts) -> Option<Vec<String>> {
     let index = facts.link(facts.interface()?)?.id.index;
-    FilterPlace::of_others(netlink, index).await.ok()
+    FilterPlace::of_others(index).await.ok()
 }
 
 /// Who has the addresses of this host on the external link, and those of peers with an alarm.
-async fn resolved(netlink: &Netlink, facts: &Facts) -> Option<Vec<Resolved>> {
+async fn resolved(facts: &Facts) -> Option<Vec<Resolved>> {
     let (host, link) = (facts.host.as_ref()?, facts.link(facts.interface()?)?);
     let on_link = host.addresses.iter().filter(|it| it.interface_index == link.id.index);
     let own: Vec<_> = on_link.map(|it| it.address).take(ASKED_MAX).collect();
     let asked: Vec<_> = own.iter().copied().chain(facts.alarming().take(ASKED_MAX)).collect();
     let mut answers = arp::who_has(&asked, link.id.index, link.mac?).ok()?;
-    let entries = netlink.entries(&link.id).await.ok()?;
+    let entries = neighbours::entries(&link.id).await.ok()?;
     // Any interface of a host answers for all its addresses.
     let is_other = |mac: &MacAddress| host.links.iter().all(|link| link.mac != Some(*mac));
     let resolved = asked.into_iter().map(|address| Resolved {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 use anyhow::Context;
 
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::{Link, PathToHost};
 use crate::tool::ask::wait_for;
 use crate::tool::refusal::{or_refused, why};
@@ -54,9 +54,8 @@ pub(super) fn ask(asked: &Asked<'_>) -> anyhow::Result<Answers> {
 }
 
 async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
-    let netlink = Netlink::open()?;
-    let links = netlink.links().await?;
-    let near = or_refused(netlink.path_to(asked.near).await)?;
+    let links = netlink::links().await?;
+    let near = or_refused(netlink::path_to(asked.near).await)?;
     let comes_by = match (&near, asked.is_outward) {
         (near, true) => near.as_ref().ok().map(|path| path.interface_index),
         (_, false) => {
@@ -67,15 +66,15 @@ async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
     let (mut across, mut outer, mut marked) = (None, None, Vec::new());
     if let Some(index) = comes_by {
         let (from, to) = asked.ends();
-        across = Some(or_refused(netlink.path_of_forwarded(from, to, index, 0).await)?);
-        let marks = if asked.is_outward { netlink.marks().await? } else { Vec::new() };
+        across = Some(or_refused(netlink::path_of_forwarded(from, to, index, 0).await)?);
+        let marks = if asked.is_outward { netlink::marks().await? } else { Vec::new() };
         for mark in marks {
-            let path = netlink.path_of_forwarded(from, to, index, mark).await;
+            let path = netlink::path_of_forwarded(from, to, index, mark).await;
             marked.push((mark, or_refused(path)?));
         }
     }
     if let Some([from, to]) = asked.tunnel.filter(|_| asked.is_outward) {
-        outer = Some(or_refused(netlink.path_of_datagram(from, to).await)?);
+        outer = Some(or_refused(netlink::path_of_datagram(from, to).await)?);
     }
     Ok(Answers { links, near, across, marked, outer })
 }

@@ -4,7 +4,6 @@
 use std::os::fd::AsFd;
 
 use weft::fast_path::{IN, Maps};
-use weft::host::netlink::Netlink;
 use weft::host::netlink::filters::{Filter, FilterPlace, Side};
 
 use crate::support::lab::Namespace;
@@ -22,30 +21,29 @@ fn filters_come_go_and_are_missed() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     namespace.enter(|| {
         runtime.block_on(async {
-            let netlink = Netlink::open().unwrap();
             let attach = async |side| {
                 let program = program.as_fd();
-                Filter::attach(&netlink, place(side), "weft_in", program).await.unwrap()
+                Filter::attach(place(side), "weft_in", program).await.unwrap()
             };
             let (inward, out) = (attach(Side::Ingress).await, attach(Side::Egress).await);
             for side in ["ingress", "egress"] {
                 let text = shown(side);
                 assert!(text.contains("weft_in direct-action"), "{side}: {text}");
             }
-            assert!(inward.is_there(&netlink).await.unwrap());
+            assert!(inward.is_there().await.unwrap());
             // The next weftd's takes the place of one that was left, or clears it.
             inward.leave();
             let inward = attach(Side::Ingress).await;
             assert_eq!(shown("ingress").matches("weft_in direct-action").count(), 1);
             inward.leave();
-            place(Side::Ingress).clear(&netlink).await.unwrap();
+            place(Side::Ingress).clear().await.unwrap();
             assert_eq!(shown("ingress"), "", "a filter that was left stays for ever");
-            place(Side::Ingress).clear(&netlink).await.unwrap();
+            place(Side::Ingress).clear().await.unwrap();
             let inward = attach(Side::Ingress).await;
 
             namespace.exec(&["tc", "filter", "del", "dev", "wire0", "ingress"]);
-            assert!(!inward.is_there(&netlink).await.unwrap(), "who looks would not notice");
-            assert!(out.is_there(&netlink).await.unwrap());
+            assert!(!inward.is_there().await.unwrap(), "who looks would not notice");
+            assert!(out.is_there().await.unwrap());
             drop((inward, out));
             assert_eq!(shown("egress"), "", "a filter outlives its owner");
         });

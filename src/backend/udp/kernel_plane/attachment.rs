@@ -6,7 +6,7 @@ use std::net::SocketAddrV4;
 use crate::backend::udp::owner::Owner;
 use crate::fast_path::{FastPath, FastPathError, Link, Program};
 use crate::host::netlink::filters::{Filter, FilterPlace, Side};
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError};
 
 /// The handle of a filter that only finds out whether there can be one, on a device of our own.
 const PROBE: u32 = 1;
@@ -50,7 +50,6 @@ pub enum AttachError {
 /// How programs are attached.
 #[derive(Clone, Copy)]
 pub(crate) struct Attacher<'a> {
-    pub(crate) netlink: &'a Netlink,
     pub(crate) fast_path: &'a FastPath,
     /// Tells its filters from those of another weftd.
     pub(crate) owner: Owner,
@@ -83,11 +82,11 @@ impl Attacher<'_> {
         if !self.is_kept
             && let Some(link) = self.fast_path.link(program, place.device)?
         {
-            place.clear(self.netlink).await?;
+            place.clear().await?;
             return Ok(Attachment::Link(link));
         }
         let (name, descriptor) = (program.name(), self.fast_path.descriptor(program));
-        Ok(Attachment::Filter(Filter::attach(self.netlink, place, name, descriptor).await?))
+        Ok(Attachment::Filter(Filter::attach(place, name, descriptor).await?))
     }
 }
 
@@ -104,14 +103,10 @@ pub(super) fn place(program: Program, device: u32, owner: Owner) -> FilterPlace 
 
 /// Removes what weftd of this tunnel have left of their programs for what arrives, wherever the
 /// tunnel was then, from all devices but those with these names.
-pub(crate) async fn clear_inward(
-    netlink: &Netlink,
-    owner: Owner,
-    but: &[&str],
-) -> Result<(), NetlinkError> {
-    let links = netlink.links().await?;
+pub(crate) async fn clear_inward(owner: Owner, but: &[&str]) -> Result<(), NetlinkError> {
+    let links = netlink::links().await?;
     for link in links.iter().filter(|link| !but.contains(&link.id.name.as_str())) {
-        match place(Program::In, link.id.index, owner).clear(netlink).await {
+        match place(Program::In, link.id.index, owner).clear().await {
             Err(error) if !error.is_already_gone() => return Err(error),
             Ok(()) | Err(_) => {}
         }
@@ -121,10 +116,10 @@ pub(crate) async fn clear_inward(
 
 impl Attachment {
     /// Whether nobody has removed it.
-    pub(super) async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+    pub(super) async fn is_there(&self) -> Result<bool, NetlinkError> {
         match self {
             Self::Link(link) => Ok(link.is_attached()),
-            Self::Filter(filter) => filter.is_there(netlink).await,
+            Self::Filter(filter) => filter.is_there().await,
         }
     }
 

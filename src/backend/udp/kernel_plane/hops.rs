@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
-use crate::host::netlink::{Netlink, NetlinkError, request_all};
+use crate::host::netlink::{self, NetlinkError, request_all};
 use crate::host::state::PathToHost;
 use crate::route::Table;
 
@@ -14,7 +14,6 @@ pub(super) type Hops = BTreeMap<Ipv4Addr, Option<(u32, Ipv4Addr)>>;
 /// Asks the kernel how it sends datagrams to those peers of whom `hops` does not tell, and forgets
 /// those that are no peers.
 pub(super) async fn find(
-    netlink: &Netlink,
     hops: &mut Hops,
     table: &Table,
     from: SocketAddrV4,
@@ -23,7 +22,7 @@ pub(super) async fn find(
     let mut wanted: BTreeMap<_, _> = peers.map(|peer| (*peer.address.ip(), peer.address)).collect();
     hops.retain(|address, _| wanted.contains_key(address));
     wanted.retain(|address, _| !hops.contains_key(address));
-    let ask = async |(address, peer)| (address, netlink.path_of_datagram(from, peer).await);
+    let ask = async |(address, peer)| (address, netlink::path_of_datagram(from, peer).await);
     for (address, path) in request_all(wanted, ask).await {
         let hop = match path {
             Ok(PathToHost { is_plain: true, interface_index, gateway, .. }) => match gateway {
@@ -31,8 +30,8 @@ pub(super) async fn find(
                 Some(IpAddr::V4(gateway)) => Some((interface_index, gateway)),
                 Some(IpAddr::V6(_)) => None,
             },
-            Err(error) if error.is_connection_lost() => return Err(error),
-            Ok(_) | Err(_) => None,
+            Ok(_) | Err(NetlinkError::Refused { .. } | NetlinkError::Incomplete { .. }) => None,
+            Err(error) => return Err(error),
         };
         hops.insert(address, hop);
     }

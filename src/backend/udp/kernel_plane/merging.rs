@@ -11,7 +11,7 @@ use tracing::warn;
 use crate::device::features::{FeatureError, cut_tcp, merge_received};
 use crate::fast_path::Program;
 use crate::host::netlink::devices::remove_link_now;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, devices};
 use crate::host::state::LinkId;
 
 use super::attachment::{AttachError, Attacher, Attachment};
@@ -86,25 +86,24 @@ impl Pair {
     /// Makes the pair that goes with the TUN device `tun`, or takes the one that an earlier weftd
     /// has left.
     pub(super) async fn make(attacher: Attacher<'_>, tun: &str) -> Result<Self, PairError> {
-        let netlink = attacher.netlink;
         let names = pair_names(tun);
-        if find(netlink, tun).await?.is_none() {
+        if find(tun).await?.is_none() {
             // Refused if a name is taken by somebody else's device.
-            netlink.add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
+            devices::add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
         }
-        let first = netlink.link_just_made(&names[0]).await?.id;
-        let second = netlink.link_just_made(&names[1]).await?.id;
+        let first = netlink::link_just_made(&names[0]).await?.id;
+        let second = netlink::link_just_made(&names[1]).await?.id;
         let mut pair = Self { first, second, attachment: None };
         for end in [&pair.first, &pair.second] {
             // Without IPv6 there is nothing to keep silent.
-            netlink.keep_silent(end).await.ok();
+            devices::keep_silent(end).await.ok();
         }
         // The kernel merges in the pair only what no device before it could have delivered whole.
         cut_tcp(&names[0])?;
         merge_received(&names[1])?;
         pair.attachment = Some(attacher.attach(Program::Gro, pair.second.index).await?);
-        netlink.set_up(&pair.second).await?;
-        netlink.set_up(&pair.first).await?;
+        netlink::set_up(&pair.second).await?;
+        netlink::set_up(&pair.first).await?;
         Ok(pair)
     }
 
@@ -115,20 +114,20 @@ impl Pair {
     }
 
     /// Whether both ends are still there, and up.
-    pub(super) async fn is_whole(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+    pub(super) async fn is_whole(&self) -> Result<bool, NetlinkError> {
         for end in [&self.first, &self.second] {
-            let link = netlink.link_named(&end.name).await?;
+            let link = netlink::link_named(&end.name).await?;
             if !link.is_some_and(|link| link.id == *end && link.is_up) {
                 return Ok(false);
             }
         }
-        self.is_attached(netlink).await
+        self.is_attached().await
     }
 
     /// Whether nobody has removed the program behind it.
-    pub(super) async fn is_attached(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+    pub(super) async fn is_attached(&self) -> Result<bool, NetlinkError> {
         match &self.attachment {
-            Some(attachment) => attachment.is_there(netlink).await,
+            Some(attachment) => attachment.is_there().await,
             None => Ok(false),
         }
     }
@@ -149,19 +148,19 @@ pub(crate) fn pair_names(tun: &str) -> [String; 2] {
 }
 
 /// Removes the pair that an earlier weftd has left, if there is one.
-pub(crate) async fn clear_pair(netlink: &Netlink, tun: &str) -> Result<(), NetlinkError> {
-    match find(netlink, tun).await? {
-        Some(first) => netlink.remove_link(&first).await,
+pub(crate) async fn clear_pair(tun: &str) -> Result<(), NetlinkError> {
+    match find(tun).await? {
+        Some(first) => netlink::remove_link(&first).await,
         None => Ok(()),
     }
 }
 
 /// The first end of the pair that goes with `tun`, if both are each other's: not somebody else's
 /// devices.
-pub(super) async fn find(netlink: &Netlink, tun: &str) -> Result<Option<LinkId>, NetlinkError> {
+pub(super) async fn find(tun: &str) -> Result<Option<LinkId>, NetlinkError> {
     let [first, second] = pair_names(tun);
     let (Some(first), Some(second)) =
-        (netlink.link_named(&first).await?, netlink.link_named(&second).await?)
+        (netlink::link_named(&first).await?, netlink::link_named(&second).await?)
     else {
         return Ok(None);
     };

@@ -9,7 +9,7 @@ use tracing::warn;
 use crate::backend::udp::owner::Owner;
 use crate::failure::{LogOnce, with_causes};
 use crate::fast_path::Program;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, NetlinkError};
 
 use super::attachment::{Attacher, Attachment, Ground, clear_inward, place};
 use super::merging::{Delivery, Pair, clear_pair, find, pair_names};
@@ -44,14 +44,13 @@ impl Placement {
         {
             return Err(Obstacle::Evicted(ground.interface.clone()));
         }
-        let netlink = attacher.netlink;
         let devices = [ground.tun_device, ground.underlay_device];
         if let Some(attached) = self.attached.take_if(|(attached, _)| *attached == devices) {
-            let tun = netlink.link_named(&ground.tun_name).await?;
+            let tun = netlink::link_named(&ground.tun_name).await?;
             if tun.is_none_or(|tun| tun.id.index != ground.tun_device) {
                 return Err(Obstacle::NoGround);
             }
-            if !are_there(&attached.1, netlink).await? {
+            if !are_there(&attached.1).await? {
                 self.evicted = Some((ground.clone(), Instant::now() + EVICTED));
                 return Err(Obstacle::Evicted(ground.interface.clone()));
             }
@@ -64,9 +63,9 @@ impl Placement {
         let [first, second] = pair_names(&ground.tun_name);
         // Behind the pair as well the next one replaces the last.
         let but = [&ground.interface, &first, &second].map(String::as_str);
-        clear_inward(netlink, attacher.owner, &but).await?;
+        clear_inward(attacher.owner, &but).await?;
         // With a pair that an earlier weftd has left, the interface delivered single packets then.
-        self.delivery.is_single |= find(netlink, &ground.tun_name).await?.is_some();
+        self.delivery.is_single |= find(&ground.tun_name).await?.is_some();
         self.attached = Some((devices, [out, inward]));
         Ok(())
     }
@@ -78,7 +77,7 @@ impl Placement {
         tun: &str,
     ) -> Result<(), NetlinkError> {
         if let Some(pair) = &self.pair
-            && !pair.is_whole(attacher.netlink).await?
+            && !pair.is_whole().await?
         {
             self.pair = None;
         }
@@ -103,14 +102,14 @@ impl Placement {
     }
 
     /// Whether nobody has removed a program that is to be there.
-    pub(super) async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+    pub(super) async fn is_there(&self) -> Result<bool, NetlinkError> {
         if let Some((_, attached)) = &self.attached
-            && !are_there(attached, netlink).await?
+            && !are_there(attached).await?
         {
             return Ok(false);
         }
         match &self.pair {
-            Some(pair) => pair.is_attached(netlink).await,
+            Some(pair) => pair.is_attached().await,
             None => Ok(true),
         }
     }
@@ -129,15 +128,14 @@ impl Placement {
 }
 
 /// Whether nobody has removed a program.
-async fn are_there(programs: &[Attachment; 2], netlink: &Netlink) -> Result<bool, NetlinkError> {
+async fn are_there(programs: &[Attachment; 2]) -> Result<bool, NetlinkError> {
     let [out, inward] = programs;
-    Ok(out.is_there(netlink).await? && inward.is_there(netlink).await?)
+    Ok(out.is_there().await? && inward.is_there().await?)
 }
 
 /// Removes what an earlier weftd has left.
 pub(super) async fn clear(owner: Owner, ground: &Ground) -> Result<(), NetlinkError> {
-    let netlink = Netlink::open()?;
-    place(Program::Out, ground.tun_device, owner).clear(&netlink).await?;
-    clear_inward(&netlink, owner, &[]).await?;
-    clear_pair(&netlink, &ground.tun_name).await
+    place(Program::Out, ground.tun_device, owner).clear().await?;
+    clear_inward(owner, &[]).await?;
+    clear_pair(&ground.tun_name).await
 }
