@@ -14,13 +14,7 @@ pub const PEERS_MAX: u32 = 16_384;
 
 /// The shapes of the maps, in the order of their numbers.
 pub const MAPS: [MapShape; 4] = [
-    MapShape {
-        kind: MapKind::Array,
-        key_bytes: 4,
-        value_bytes: SETTINGS_BYTES as u32,
-        entries: 1,
-        flags: 0,
-    },
+    MapShape::array(SETTINGS_BYTES, 1, 0),
     MapShape {
         kind: MapKind::Hash,
         key_bytes: 8,
@@ -28,20 +22,8 @@ pub const MAPS: [MapShape; 4] = [
         entries: PEERS_MAX,
         flags: NO_PREALLOCATION,
     },
-    MapShape {
-        kind: MapKind::Array,
-        key_bytes: 4,
-        value_bytes: (COUNT_WORDS * 8) as u32,
-        entries: PEERS_MAX,
-        flags: MAPPABLE,
-    },
-    MapShape {
-        kind: MapKind::Array,
-        key_bytes: 4,
-        value_bytes: 16,
-        entries: STREAMS_MAX,
-        flags: 0,
-    },
+    MapShape::array(COUNT_WORDS * 8, PEERS_MAX, MAPPABLE),
+    MapShape::array(16, STREAMS_MAX, 0),
 ];
 
 /// Streams that the programs tell apart, by the hash of their flow.

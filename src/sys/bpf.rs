@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicU64;
 use super::check;
 
 const MAP_CREATE: c_int = 0;
-const MAP_LOOKUP: c_int = 1;
 const MAP_UPDATE: c_int = 2;
 const MAP_DELETE: c_int = 3;
 const PROGRAM_LOAD: c_int = 5;
@@ -59,6 +58,14 @@ pub struct MapShape {
     pub flags: u32,
 }
 
+impl MapShape {
+    /// An array of `entries` values.
+    pub const fn array(value_bytes: usize, entries: u32, flags: u32) -> Self {
+        let value_bytes = value_bytes as u32;
+        Self { kind: MapKind::Array, key_bytes: 4, value_bytes, entries, flags }
+    }
+}
+
 /// `BPF_F_NO_PREALLOC`: memory for what the map holds, not for what it may hold.
 pub const NO_PREALLOCATION: u32 = 1;
 /// `BPF_F_MMAPABLE`: the map's memory may be seen by [`Map::memory`].
@@ -81,8 +88,8 @@ pub enum Hook {
     Egress = 47,
 }
 
-/// The leading members of `union bpf_attr` for BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM and
-/// BPF_MAP_DELETE_ELEM; those left out count as zero, here and below.
+/// The leading members of `union bpf_attr` for BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM; those
+/// left out count as zero, here and below.
 #[repr(C)]
 struct Element {
     map: u32,
@@ -170,14 +177,6 @@ impl Map {
         let mut attributes = self.element(key, value.as_ptr().cast_mut());
         // SAFETY: key and value are as long as the map's, which `expect` has seen.
         unsafe { bpf(MAP_UPDATE, &mut attributes) }.map(drop)
-    }
-
-    /// Copies the value at `key` to `value`; ENOENT if there is none.
-    pub fn lookup(&self, key: &[u8], value: &mut [u8]) -> io::Result<()> {
-        self.expect(key, Some(value.len()))?;
-        let mut attributes = self.element(key, value.as_mut_ptr());
-        // SAFETY: as in `update`; the value is ours to be written.
-        unsafe { bpf(MAP_LOOKUP, &mut attributes) }.map(drop)
     }
 
     /// Removes what is at `key`; ENOENT if there is nothing.

@@ -8,7 +8,7 @@ use std::io;
 use std::num::NonZeroU16;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use super::bpf::{self, Map, MapKind, MapShape, ProgramKind};
+use super::bpf::{self, Map, MapShape, ProgramKind};
 use super::check;
 
 pub use self::instructions::{BY_SENDER, FLOWS};
@@ -18,8 +18,7 @@ pub use self::instructions::{BY_SENDER, FLOWS};
 pub const LANES: NonZeroU16 = NonZeroU16::new(4).expect("not zero");
 
 /// `due_map` in `steering.c`: half a megabyte.
-pub const DUE: MapShape =
-    MapShape { kind: MapKind::Array, key_bytes: 4, value_bytes: 8, entries: 1 << 16, flags: 0 };
+pub const DUE: MapShape = MapShape::array(8, 1 << 16, 0);
 
 /// A program that chooses queues.
 #[derive(Debug)]
