@@ -321,7 +321,6 @@ fn next_address(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::interface::LookupError;
     use crate::host::state::tests::{address, link};
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -365,7 +364,7 @@ mod tests {
         assert!(text.contains(" lo "), "{text}");
         let text = why(Ok(interface("eth1", 9)), true);
         assert!(text.contains("eth1 with 192.0.2.9"), "which one it could be is missing: {text}");
-        let none = LookupError("vanished".to_owned());
+        let none = "vanished".to_owned();
         let text = why(Err(InterfaceError::NoDefault(none)), true);
         assert!(text.contains("vanished"), "{text}");
     }

@@ -43,8 +43,8 @@ pub struct Snapshot {
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
     /// No interface was asked for, and the default has none.
-    #[error("Failed to find any valid interface to use")]
-    NoDefault(#[source] LookupError),
+    #[error("Failed to find any valid interface to use: {0}")]
+    NoDefault(String),
     /// Nothing that was asked for exists.
     #[error(
         "Failed to find interface to use that matches the interfaces and/or regexes provided \
@@ -58,11 +58,6 @@ pub enum InterfaceError {
     #[error("cannot list the interfaces of this host")]
     Netlink(#[from] NetlinkError),
 }
-
-/// Why one way of looking found nothing, in flannel's words as far as it has some.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct LookupError(pub(super) String);
 
 /// Asks the kernel, chooses, and logs each step.
 pub async fn discover(options: &InterfaceOptions) -> Result<ExternalInterface, InterfaceError> {
@@ -119,7 +114,7 @@ pub fn select(
             None => search.by_default_route(),
         };
         let found = found.and_then(|found| search.complete(found));
-        return found.map_err(|why| InterfaceError::NoDefault(LookupError(why)));
+        return found.map_err(InterfaceError::NoDefault);
     }
     for wanted in interfaces {
         let found = search.by_name_or_address(wanted);
@@ -142,7 +137,7 @@ pub fn select(
     Err(InterfaceError::NoMatch { candidates: candidates(snapshot) })
 }
 
-/// What one way of looking found, or why nothing.
+/// What one way of looking found, or why nothing, in flannel's words as far as it has some.
 type Found<T> = Result<T, String>;
 
 /// An interface, and its address if the search was for one.
