@@ -34,8 +34,8 @@ use self::exchange::{answer, socket};
 pub use self::exchange::{NetlinkError, Result};
 
 /// Requests that are under way at once: enough that a thousand peers cost little more than the
-/// kernel's own work, and few enough that their answers fit a socket's buffer of 212,992 bytes many
-/// times over.
+/// kernel's own work, and few enough that their sockets are a small part of the 1,024 descriptors
+/// that a process may have by default.
 const REQUESTS_MAX: usize = 64;
 
 /// The metric of a blackhole route: the last of all. With flannel's 0 it takes the traffic of the
@@ -65,10 +65,7 @@ pub async fn links() -> Result<Vec<Link>> {
 
 /// The link with this name, `None` if there is no such link.
 pub async fn link_named(name: &str) -> Result<Option<Link>> {
-    let mut query = link_query();
-    query.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    let operation = format!("read link {name}");
-    match ask_for(operation, "the link", GetLink(query), decode::link).await {
+    match of_link(name, "the link", decode::link).await {
         Err(error) if error.is_already_gone() => Ok(None),
         answer => answer.map(Some),
     }
@@ -76,10 +73,17 @@ pub async fn link_named(name: &str) -> Result<Option<Link>> {
 
 /// How often the link with this name has lost its carrier since it was made (Linux 4.16).
 pub async fn carrier_losses(name: &str) -> Result<u32> {
+    of_link(name, "its losses", decode::carrier_losses).await
+}
+
+async fn of_link<T>(
+    name: &str,
+    missing: &'static str,
+    decode: impl FnMut(&RouteNetlinkMessage) -> Option<T>,
+) -> Result<T> {
     let mut query = link_query();
     query.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    let operation = format!("read link {name}");
-    ask_for(operation, "its losses", GetLink(query), decode::carrier_losses).await
+    ask_for(format!("read link {name}"), missing, GetLink(query), decode).await
 }
 
 /// The link with this name, which was there a moment ago.
