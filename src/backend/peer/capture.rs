@@ -125,14 +125,10 @@ fn seen(
     watched: &[(Ipv4Addr, Vec<Reached>)],
     flows: &mut HashMap<Flow, u32>,
 ) -> Vec<(Ipv4Addr, Evidence)> {
-    let Some(source) = packet.get(12..16).and_then(|bytes| bytes.first_chunk::<4>()) else {
-        return Vec::new();
-    };
-    let source = Ipv4Addr::from(*source);
+    let Some(source) = chunk::<4>(packet, 12).map(Ipv4Addr::from) else { return Vec::new() };
     let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
     if port.is_some() && packet[9] == protocol::UDP {
-        let to = transport.get(2..4).and_then(|bytes| bytes.first_chunk().copied());
-        if to.map(u16::from_be_bytes) == port
+        if chunk(transport, 2).map(u16::from_be_bytes) == port
             && let Some((_, leases)) = watched.iter().find(|(host, _)| *host == source)
         {
             return vec![(source, arrived(transport, leases))];
@@ -154,9 +150,8 @@ fn seen(
 fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
     let inner = datagram.get(UDP_HEADER_BYTES..).unwrap_or_default();
     let is_ipv4 = inner.first().is_some_and(|byte| byte >> 4 == 4);
-    let source = inner.get(12..16).and_then(|bytes| bytes.first_chunk::<4>());
     // Of more leases it may be one that is not known here.
-    match source.map(|bytes| Ipv4Addr::from(*bytes)).filter(|_| is_ipv4) {
+    match chunk::<4>(inner, 12).map(Ipv4Addr::from).filter(|_| is_ipv4) {
         Some(source)
             if leases.len() < LEASES_MAX
                 && !leases.iter().any(|lease| lease.subnet.contains(source)) =>
@@ -169,14 +164,10 @@ fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
 
 /// Whether a TCP packet acknowledges more than an earlier one of its flow.
 fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>) -> bool {
-    let (Some(ports), Some(number), Some(flags)) = (
-        transport.first_chunk::<4>(),
-        transport.get(8..12).and_then(|bytes| bytes.first_chunk::<4>()),
-        transport.get(13),
-    ) else {
+    let (Some(ports), Some(number)) = (transport.first_chunk::<4>(), chunk(transport, 8)) else {
         return false;
     };
-    if flags & ACK == 0 {
+    if transport.get(13).is_none_or(|flags| flags & ACK == 0) {
         return false;
     }
     if flows.len() >= FLOWS_MAX {
@@ -185,9 +176,13 @@ fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>)
     let mut flow = [0; 12];
     flow[..8].copy_from_slice(&packet[12..20]);
     flow[8..].copy_from_slice(ports);
-    let number = u32::from_be_bytes(*number);
+    let number = u32::from_be_bytes(number);
     let before = flows.insert(flow, number);
     before.is_some_and(|before| (1..1 << 31).contains(&number.wrapping_sub(before)))
+}
+
+fn chunk<const BYTES: usize>(bytes: &[u8], at: usize) -> Option<[u8; BYTES]> {
+    bytes.get(at..)?.first_chunk().copied()
 }
 
 /// Its protocol, and what a packet is for this host: one in a frame for another host, which a
