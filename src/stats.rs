@@ -217,20 +217,6 @@ impl DirectionStats {
         let gone = self.packets_forwarded.get().wrapping_add(self.drops_total());
         self.packets_received.get().saturating_sub(gone)
     }
-
-    fn counters(&self) -> impl Iterator<Item = &Counter> {
-        let named = [
-            &self.packets_received,
-            &self.bytes_received,
-            &self.packets_forwarded,
-            &self.bytes_forwarded,
-            &self.reads,
-            &self.writes,
-            &self.icmp_sent,
-            &self.icmp_limited,
-        ];
-        named.into_iter().chain(&self.drops.0)
-    }
 }
 
 /// Everything one worker counts. Two cache lines, which processors fetch as a pair, are never
@@ -276,54 +262,11 @@ impl WorkerStats {
         }
     }
 
-    /// A copy of the counters as they are now, those of peers aside. The worker goes on counting:
-    /// two readings of the same counter differ, so what has to agree is computed from one copy.
-    pub fn read_once(&self) -> Self {
-        Self::total([self])
-    }
-
-    /// The sums over `workers`, as they are now, those of peers aside.
-    pub fn total<'a>(workers: impl IntoIterator<Item = &'a Self>) -> Self {
-        let total = Self::without_peers();
-        for worker in workers {
-            for (sum, counter) in total.counters().zip(worker.counters()) {
-                sum.add(counter.get());
-            }
-        }
-        total
-    }
-
     /// What the `workers` counted for `peer`.
     pub fn traffic<'a>(workers: impl IntoIterator<Item = &'a Self>, peer: Ipv4Addr) -> PeerTraffic {
         let mut total = PeerTraffic::default();
         workers.into_iter().for_each(|worker| worker.by_peer.add_to(&mut total, peer));
         total
-    }
-
-    fn without_peers() -> Self {
-        Self {
-            egress: DirectionStats::default(),
-            ingress: DirectionStats::default(),
-            sleeps: Counter::default(),
-            naps: Counter::default(),
-            gso_fallbacks: Counter::default(),
-            tun_fallbacks: Counter::default(),
-            receive_overflows: Counter::default(),
-            by_peer: ByPeer::of_nobody(),
-            long_sends: LongSends::default(),
-            last_turn: LastTurn::default(),
-        }
-    }
-
-    fn counters(&self) -> impl Iterator<Item = &Counter> {
-        let own = [
-            &self.sleeps,
-            &self.naps,
-            &self.gso_fallbacks,
-            &self.tun_fallbacks,
-            &self.receive_overflows,
-        ];
-        self.egress.counters().chain(self.ingress.counters()).chain(own)
     }
 }
 
@@ -332,9 +275,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_total_leaves_nothing_out() {
+    fn a_peers_traffic_is_that_of_all_workers() {
         let worker = WorkerStats::default();
-        (100..).zip(worker.counters()).for_each(|(number, counter)| counter.add(number));
         let double = PeerTraffic {
             packets_sent: 2,
             bytes_sent: 4,
@@ -346,18 +288,7 @@ mod tests {
         worker.by_peer.sent(peer, 1, 2);
         worker.by_peer.received(peer, 3, 4, || true);
         worker.by_peer.failed(peer, 5);
-        let total = WorkerStats::total([&worker, &worker]);
         assert_eq!(WorkerStats::traffic([&worker, &worker], peer), double);
-        let numbers = |stats: &WorkerStats| -> Vec<u64> {
-            // What comes behind is in no total.
-            let text = format!("{stats:?}");
-            let text = text.split("by_peer").next().unwrap();
-            let digits = text.split(|c: char| !c.is_ascii_digit());
-            digits.filter(|digits| !digits.is_empty()).map(|n| n.parse().unwrap()).collect()
-        };
-        let twice: Vec<u64> = numbers(&worker).iter().map(|number| 2 * number).collect();
-        assert!(!twice.contains(&0), "a counter was added: extend this test");
-        assert_eq!(numbers(&total), twice);
     }
 
     #[test]

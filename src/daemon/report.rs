@@ -18,7 +18,7 @@ use crate::control::status::{ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::http::{self, Reply};
-use crate::daemon::lately::{self, CarrierLosses, Looks};
+use crate::daemon::lately::{self, CarrierLosses, DropLooks};
 use crate::daemon::peer_rows;
 use crate::daemon::process;
 use crate::daemon::running::Running;
@@ -43,7 +43,7 @@ pub(super) struct Report {
     settings: Vec<Setting>,
     running: OnceLock<Running>,
     /// What was dropped lately.
-    looks: Looks,
+    looks: DropLooks,
     carrier_losses: CarrierLosses,
 }
 
@@ -55,7 +55,7 @@ impl Report {
         settings: Vec<Setting>,
     ) -> Self {
         let (control, request_times) = (manager.status(), manager.request_times());
-        let (running, looks) = (OnceLock::new(), Looks::new(Instant::now()));
+        let (running, looks) = (OnceLock::new(), DropLooks::new(Instant::now()));
         let carrier_losses = CarrierLosses::default();
         Self { control, request_times, readiness, settings, running, looks, carrier_losses }
     }
@@ -70,8 +70,12 @@ impl Report {
         loop {
             if let Some(running) = self.running.get() {
                 if let Some(Workers { stats, .. }) = &running.view.workers {
-                    let total = WorkerStats::total(stats.iter().map(AsRef::as_ref));
-                    self.looks.look(&total, Instant::now());
+                    let mut total = Direction::default();
+                    for stats in stats {
+                        total += &Direction::from(&stats.egress);
+                        total += &Direction::from(&stats.ingress);
+                    }
+                    self.looks.look(total.drops, Instant::now());
                 }
                 let interface = running.view.state.borrow().interface.clone();
                 // What can't be read now can be at the next look.
@@ -178,7 +182,7 @@ impl Report {
     }
 }
 
-fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Looks) {
+fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &DropLooks) {
     let plane = running.view.state.borrow().clone();
     status.lease = Some(Lease {
         network: running.network,
@@ -203,10 +207,8 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Lo
             status.narrow_paths = running.view.reachability.borrow().path_mtus.len();
             let taken = peer_rows::traffic(taken.total());
             status.fast_path = Some(FastPath { taken, ..fast_path.borrow().clone() });
-            let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();
-            let total = WorkerStats::total(&read);
-            status.drops_lately = Some(looks.look(&total, Instant::now()));
-            add_workers(status, &plane, &total, &read);
+            let total = add_workers(status, &plane, stats);
+            status.drops_lately = Some(looks.lately(&total.drops, Instant::now()));
             for (worker, stalled) in status.workers.iter_mut().zip(running.stalled()) {
                 worker.stalled_seconds = stalled.map(|age| age.as_secs());
             }
@@ -236,21 +238,31 @@ fn device_drops(plane: &PlaneState) -> BTreeMap<String, DeviceDrops> {
         .collect()
 }
 
-/// The workers' counters and their sums: a reader may add them up and compare.
-fn add_workers(status: &mut Status, plane: &PlaneState, total: &WorkerStats, read: &[WorkerStats]) {
-    status.egress = Some(Direction::from(&total.egress));
-    status.ingress = Some(Direction::from(&total.ingress));
-    status.worker = Some(WorkerCounts::from(total));
-    let workers = plane.workers.iter().zip(read).enumerate();
-    status.workers = workers
-        .map(|(index, (state, stats))| Worker {
+/// The workers' counters and their sums: a reader may add them up and compare. Returns the sum of
+/// both directions.
+fn add_workers(status: &mut Status, plane: &PlaneState, stats: &[Arc<WorkerStats>]) -> Direction {
+    let (mut egress, mut ingress) = (Direction::default(), Direction::default());
+    let mut counts = WorkerCounts::default();
+    let mut states = plane.workers.iter();
+    for (index, stats) in stats.iter().enumerate() {
+        let worker = Worker {
             index,
-            engine: state.engine.to_string(),
-            processor: state.processor,
             egress: Direction::from(&stats.egress),
             ingress: Direction::from(&stats.ingress),
-            counts: WorkerCounts::from(stats),
+            counts: WorkerCounts::from(stats.as_ref()),
             ..Worker::default()
-        })
-        .collect();
+        };
+        egress += &worker.egress;
+        ingress += &worker.ingress;
+        counts += &worker.counts;
+        status.workers.extend(states.next().map(|state| Worker {
+            engine: state.engine.to_string(),
+            processor: state.processor,
+            ..worker
+        }));
+    }
+    let mut both = egress.clone();
+    both += &ingress;
+    (status.egress, status.ingress, status.worker) = (Some(egress), Some(ingress), Some(counts));
+    both
 }

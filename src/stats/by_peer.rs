@@ -91,11 +91,6 @@ impl Default for ByPeer {
 }
 
 impl ByPeer {
-    /// Counts of nobody, without room for any.
-    pub(super) fn of_nobody() -> Self {
-        Self { places: Box::default(), elsewhere: Place::default() }
-    }
-
     /// Counts what was sent to `peer`.
     #[inline]
     pub fn sent(&self, peer: Ipv4Addr, packets: u64, bytes: u64) {

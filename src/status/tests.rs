@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::stats::DropReason;
+use crate::stats::{DirectionStats, DropReason, WorkerStats};
 
 /// What a weftd of schema 1 answered, with vxlan and with udp.
 const FORMER: [&str; 2] = [
@@ -114,4 +114,57 @@ fn ends_of_tunnels_come_back() {
         assert_eq!(text["tunnel"], json);
         assert_eq!(serde_json::from_value::<Status>(text).unwrap(), status);
     }
+}
+
+/// Counts one more each time.
+fn count_all(stats: &DirectionStats, from: u64) {
+    let DirectionStats {
+        packets_received,
+        bytes_received,
+        packets_forwarded,
+        bytes_forwarded,
+        reads,
+        writes,
+        icmp_sent,
+        icmp_limited,
+        ..
+    } = stats;
+    let named = [
+        packets_received,
+        bytes_received,
+        packets_forwarded,
+        bytes_forwarded,
+        reads,
+        writes,
+        icmp_sent,
+        icmp_limited,
+    ];
+    (from..).zip(named).for_each(|(count, counter)| counter.add(count));
+    (from + 8..).zip(DropReason::ALL).for_each(|(count, reason)| stats.drop(*reason, count));
+}
+
+#[test]
+fn a_sum_leaves_nothing_out() {
+    let stats = WorkerStats::default();
+    count_all(&stats.egress, 100);
+    let WorkerStats { sleeps, naps, gso_fallbacks, tun_fallbacks, receive_overflows, .. } = &stats;
+    let others = [sleeps, naps, gso_fallbacks, tun_fallbacks, receive_overflows];
+    (200..).zip(others).for_each(|(count, counter)| counter.add(count));
+    let (one, others) = (Direction::from(&stats.egress), WorkerCounts::from(&stats));
+    let mut sums = (Direction::default(), WorkerCounts::default());
+    for _ in 0..2 {
+        sums.0 += &one;
+        sums.1 += &others;
+    }
+    let twice: Vec<_> = numbers(&json!([one, others])).iter().map(|number| 2 * number).collect();
+    assert!(!twice.contains(&0), "a counter was added: extend this test");
+    assert_eq!(twice.len(), 8 + DropReason::ALL.len() + 5);
+    assert_eq!(numbers(&json!([sums.0, sums.1])), twice);
+}
+
+/// All numbers in a value, in its order.
+fn numbers(value: &serde_json::Value) -> Vec<u64> {
+    let members = value.as_object().into_iter().flat_map(serde_json::Map::values);
+    let below = members.chain(value.as_array().into_iter().flatten()).flat_map(numbers);
+    value.as_u64().into_iter().chain(below).collect()
 }

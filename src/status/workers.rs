@@ -1,6 +1,7 @@
 //! What weftd's workers count, and the kernel's programs beside them.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
@@ -159,6 +160,32 @@ impl From<&WorkerStats> for WorkerCounts {
             tun_fallbacks: stats.tun_fallbacks.get(),
             receive_overflows: stats.receive_overflows.get(),
         }
+    }
+}
+
+impl AddAssign<&Self> for Direction {
+    fn add_assign(&mut self, more: &Self) {
+        self.packets_received += more.packets_received;
+        self.bytes_received += more.bytes_received;
+        self.packets_forwarded += more.packets_forwarded;
+        self.bytes_forwarded += more.bytes_forwarded;
+        self.reads += more.reads;
+        self.writes += more.writes;
+        self.icmp_sent += more.icmp_sent;
+        self.icmp_limited += more.icmp_limited;
+        for (reason, packets) in &more.drops {
+            *self.drops.entry(reason.clone()).or_default() += packets;
+        }
+    }
+}
+
+impl AddAssign<&Self> for WorkerCounts {
+    fn add_assign(&mut self, more: &Self) {
+        self.sleeps += more.sleeps;
+        self.naps += more.naps;
+        self.gso_fallbacks += more.gso_fallbacks;
+        self.tun_fallbacks += more.tun_fallbacks;
+        self.receive_overflows += more.receive_overflows;
     }
 }
 
