@@ -3,25 +3,27 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+
+use crate::words::words;
 
 /// The port on which flannel's udp backends talk.
 pub const UDP_PORT: u16 = 8285;
 
-/// A way for packets to travel between hosts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BackendKind {
-    /// In UDP datagrams, by weftd's own workers.
-    Udp,
-    /// In the kernel's VXLAN.
-    Vxlan,
-    /// By plain routes.
-    HostGw,
-    /// Not at all: a subnet only.
-    Alloc,
-    /// By whatever the operator's commands set up.
-    Extension,
+words! {
+    /// A way for packets to travel between hosts.
+    BackendKind {
+        /// In UDP datagrams, by weftd's own workers.
+        Udp = "udp",
+        /// In the kernel's VXLAN.
+        Vxlan = "vxlan",
+        /// By plain routes.
+        HostGw = "host-gw",
+        /// Not at all: a subnet only.
+        Alloc = "alloc",
+        /// By whatever the operator's commands set up.
+        Extension = "extension",
+    }
 }
 
 /// Who carries packets.
@@ -36,35 +38,24 @@ pub enum CarriedBy {
 }
 
 impl BackendKind {
-    /// Each, in the order in which operators are told of them.
-    pub const ALL: [Self; 5] = [Self::Udp, Self::Vxlan, Self::HostGw, Self::Alloc, Self::Extension];
-
-    /// Its name, the bytes that a tunnel over IPv4 adds to each packet, and who carries those.
-    const fn properties(self) -> (&'static str, u32, CarriedBy) {
-        match self {
-            // Outer IPv4 without options (20), UDP (8).
-            Self::Udp => ("udp", 28, CarriedBy::Workers),
-            // The same, VXLAN (8), inner Ethernet (14).
-            Self::Vxlan => ("vxlan", 50, CarriedBy::Kernel),
-            Self::HostGw => ("host-gw", 0, CarriedBy::Kernel),
-            Self::Alloc => ("alloc", 0, CarriedBy::Others),
-            Self::Extension => ("extension", 0, CarriedBy::Others),
-        }
-    }
-
-    /// The name in the network configuration, in leases and to operators.
-    pub const fn name(self) -> &'static str {
-        self.properties().0
-    }
-
     /// Bytes that a tunnel over IPv4 adds to each packet.
     pub const fn overhead_bytes(self) -> u32 {
-        self.properties().1
+        match self {
+            // Outer IPv4 without options (20), UDP (8).
+            Self::Udp => 28,
+            // The same, VXLAN (8), inner Ethernet (14).
+            Self::Vxlan => 50,
+            Self::HostGw | Self::Alloc | Self::Extension => 0,
+        }
     }
 
     /// Who carries the packets.
     pub const fn carried_by(self) -> CarriedBy {
-        self.properties().2
+        match self {
+            Self::Udp => CarriedBy::Workers,
+            Self::Vxlan | Self::HostGw => CarriedBy::Kernel,
+            Self::Alloc | Self::Extension => CarriedBy::Others,
+        }
     }
 
     /// Whether hosts send each other UDP datagrams to a port.
@@ -84,13 +75,7 @@ impl BackendKind {
 
     /// The backend of this name, to the letter.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        Self::ALL.iter().find(|kind| kind.name() == name).copied()
     }
 }
 
@@ -155,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_name_is_spelled_one_way_everywhere() {
-        for kind in BackendKind::ALL {
+        for kind in BackendKind::ALL.iter().copied() {
             assert_eq!(BackendKind::named(kind.name()), Some(kind));
             assert_eq!(serde_json::to_string(&kind).unwrap(), format!("{:?}", kind.name()));
             assert_eq!(BackendName::from(kind.name()), BackendName::Known(kind));

@@ -30,3 +30,4 @@ pub mod netfilter;
 pub mod rights;
 pub mod status;
 pub mod tool;
+mod words;

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub use crate::config::checked::without_secrets;
 use crate::config::kube::KubeOptions;
 use crate::status::Setting;
-use crate::status::words::words;
+use crate::words::words;
 
 /// What the status socket's path is followed by where a starting weftd asks the running one for its
 /// tunnel.

@@ -9,7 +9,6 @@
 mod pages;
 mod peer;
 mod verdict;
-pub(crate) mod words;
 mod workers;
 
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use serde::{Deserialize, Serialize};
 
 use super::peer::Peer;
-use super::words::words;
+use crate::words::words;
 
 /// The answer to `/peers`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use serde::{Deserialize, Serialize};
 
 use super::verdict::Cause;
-use super::words::words;
 use super::workers::Traffic;
 use crate::route::Prefix;
+use crate::words::words;
 
 words! {
     /// What is known of the way to a peer and back.

@@ -92,7 +92,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     ),
     ("device", &[&["features", "kernel", "socket", "tun"], &["inherited"]]),
     ("fast_path", &[&["instructions", "layout"]]),
-    ("status", &[&["words", "workers"], &["verdict"], &["peer"], &["pages"]]),
+    ("status", &[&["verdict", "workers"], &["peer"], &["pages"]]),
     (
         "netfilter",
         &[

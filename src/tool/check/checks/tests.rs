@@ -245,8 +245,8 @@ fn host(facts: &mut Facts) -> &mut Snapshot {
 
 #[test]
 fn a_host_that_is_well_has_no_alarm() {
-    let hosts = BackendKind::ALL.map(|kind| (Some(kind), well(kind)));
-    for (kind, facts) in hosts.into_iter().chain([(None, before_start())]) {
+    let hosts = BackendKind::ALL.iter().map(|kind| (Some(*kind), well(*kind)));
+    for (kind, facts) in hosts.chain([(None, before_start())]) {
         for check in CHECKS {
             let finding: Finding = (check.judge)(&facts).into();
             let is_calm = matches!(finding.verdict, Judged::Ok | Judged::Skipped);

@@ -1,4 +1,4 @@
-//! Closed sets of words, as the status spells them.
+//! Closed sets of words, each of which is spelled one way everywhere.
 
 /// An enum whose variants are words: in flags, in JSON, in labels of metrics, and to people. Mark
 /// one with `#[serde(other)]` to have it stand for words that a later release adds.
@@ -15,8 +15,8 @@ macro_rules! words {
             /// Each of them.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// As the status spells it.
-            pub fn name(self) -> &'static str {
+            /// As it is spelled.
+            pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+
                 }
