@@ -308,16 +308,11 @@ fn etcd(flags: &FlagValues) -> Result<EtcdOptions, OptionError> {
 }
 
 /// Reads one URL of an etcd server. Without a scheme it is plain http, as for etcd's own clients
-/// without certificates. Complaints about a URL with a user part do not repeat it,
-/// because a password may be in there.
+/// without certificates.
 fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
     const FLAG: &str = "--etcd-endpoints";
-    if text.contains('@') {
-        let problem = "a URL must not hold a user: use --etcd-username and \
-                       FLANNELD_ETCD_PASSWORD instead";
-        return Err(refused(FLAG, problem));
-    }
-    let whole = url(FLAG, text, PathPart::Forbidden)?;
+    let user_flags = "--etcd-username and FLANNELD_ETCD_PASSWORD";
+    let whole = url(FLAG, text, PathPart::Forbidden, user_flags)?;
     match tls_flag {
         Some(flag) if whole.starts_with("http:") => {
             let problem = format!(

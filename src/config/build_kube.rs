@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use crate::config::checked::{OptionError, PathPart, optional, refused, url};
+use crate::config::checked::{OptionError, PathPart, optional, url};
 use crate::config::flag_table::FlagValues;
 use crate::config::kube::{AnnotationPrefix, KubeOptions, environment};
 use crate::config::options::StoreOptions;
@@ -13,16 +13,10 @@ pub(super) fn kube(
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<StoreOptions, OptionError> {
     let (node, wait_for_ever) = environment(variable)?;
-    let api_url = match optional(&flags.kube_api_url) {
-        Some(text) if text.contains('@') => {
-            let problem = "a URL must not hold a user: use --kubeconfig-file instead";
-            return Err(refused("--kube-api-url", problem));
-        }
-        Some(text) => Some(url("--kube-api-url", text, PathPart::Allowed)?),
-        None => None,
-    };
+    let api_url = optional(&flags.kube_api_url)
+        .map(|text| url("--kube-api-url", text, PathPart::Allowed, "--kubeconfig-file"));
     Ok(StoreOptions::Kube(KubeOptions {
-        api_url,
+        api_url: api_url.transpose()?,
         kubeconfig: optional(&flags.kubeconfig_file).map(PathBuf::from),
         annotations: AnnotationPrefix::parse(&flags.kube_annotation_prefix)?,
         network_config: PathBuf::from(&flags.net_config_path),

@@ -26,8 +26,17 @@ pub(super) enum PathPart {
     Allowed,
 }
 
-/// Reads the URL of a server.
-pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<String, OptionError> {
+/// Reads the URL of a server. A user of the server is for `user_flags` to tell: a complaint about
+/// one in the URL does not repeat it, because a password may be in there.
+pub(super) fn url(
+    flag: &str,
+    text: &str,
+    path: PathPart,
+    user_flags: &str,
+) -> Result<String, OptionError> {
+    if text.contains('@') {
+        return Err(refused(flag, format!("a URL must not hold a user: use {user_flags} instead")));
+    }
     let wrong = |why: &str| {
         let text = without_secrets(text);
         Err(refused(flag, format!("{text:?} {why}: write http://host:port or https://host:port")))

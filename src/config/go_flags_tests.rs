@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::value::{ValueProblem, parse_bool, parse_int};
+use crate::config::value::{RANGE, SYNTAX, parse_bool, parse_int};
 
 fn read(words: &[&str]) -> Result<FlagValues, SyntaxError> {
     let mut settings = FlagValues::default();
@@ -128,10 +128,10 @@ fn integers_as_parse_int_base_zero() {
         "", "-", "+", "0x", "0b2", "08", "0o8", "_1", "1_", "1__0", "0x__1", "1.0", "1e3", " 1",
         "1 ", "--1", "+-1", "0x-1", "0b", "½",
     ] {
-        assert_eq!(parse_int(text), Err(ValueProblem::Syntax), "{text:?}");
+        assert_eq!(parse_int(text), Err(SYNTAX), "{text:?}");
     }
-    assert_eq!(parse_int("9223372036854775808"), Err(ValueProblem::Range));
-    assert_eq!(parse_int("-0x8000000000000001"), Err(ValueProblem::Range));
+    assert_eq!(parse_int("9223372036854775808"), Err(RANGE));
+    assert_eq!(parse_int("-0x8000000000000001"), Err(RANGE));
 }
 
 #[test]

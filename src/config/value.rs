@@ -31,14 +31,14 @@ impl Place<'_> {
         }
     }
 
-    /// Takes a value; later ones win, and in a list they accumulate.
-    pub(super) fn read(self, text: &str) -> Result<(), ValueProblem> {
+    /// Takes a value; later ones win, and in a list they accumulate. An error is in Go's words.
+    pub(super) fn read(self, text: &str) -> Result<(), &'static str> {
         match self {
             Self::Text(place) => text.clone_into(place),
             Self::Secret(place) => text.clone_into(&mut place.0),
             Self::List(place) => place.push(text.to_owned()),
             Self::Number(place) => *place = parse_int(text)?,
-            Self::Switch(place) => *place = parse_bool(text).ok_or(ValueProblem::Syntax)?,
+            Self::Switch(place) => *place = parse_bool(text).ok_or(SYNTAX)?,
         }
         Ok(())
     }
@@ -65,16 +65,10 @@ impl Place<'_> {
     }
 }
 
-/// What is wrong with a value; worded as in Go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ValueProblem {
-    /// Not the syntax of the type.
-    #[error("parse error")]
-    Syntax,
-    /// An integer beyond 64 bits.
-    #[error("value out of range")]
-    Range,
-}
+/// Go's word for what is not the syntax of its type.
+pub(super) const SYNTAX: &str = "parse error";
+/// Go's word for an integer beyond 64 bits.
+pub(super) const RANGE: &str = "value out of range";
 
 /// Go's `strconv.ParseBool`.
 pub(super) fn parse_bool(text: &str) -> Option<bool> {
@@ -86,7 +80,7 @@ pub(super) fn parse_bool(text: &str) -> Option<bool> {
 }
 
 /// Go's `strconv.ParseInt` with base 0: sign, base prefix, underscores between digits.
-pub(super) fn parse_int(text: &str) -> Result<i64, ValueProblem> {
+pub(super) fn parse_int(text: &str) -> Result<i64, &'static str> {
     const BASES: [(&str, u32); 7] =
         [("0x", 16), ("0X", 16), ("0o", 8), ("0O", 8), ("0b", 2), ("0B", 2), ("0", 8)];
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
@@ -98,9 +92,9 @@ pub(super) fn parse_int(text: &str) -> Result<i64, ValueProblem> {
     let (digits, radix) = based.unwrap_or((unsigned, 10));
     // Between two underscores, and before and after them, there is a digit.
     if !digits.split('_').all(|part| !part.is_empty() && part.chars().all(|c| c.is_digit(radix))) {
-        return Err(ValueProblem::Syntax);
+        return Err(SYNTAX);
     }
     let sign = if text.starts_with('-') { "-" } else { "" };
     i64::from_str_radix(&format!("{sign}{}", digits.replace('_', "")), radix)
-        .map_err(|_out_of_i64| ValueProblem::Range)
+        .map_err(|_out_of_i64| RANGE)
 }
