@@ -69,11 +69,6 @@ impl Options {
         let given = if given.is_empty() { "nothing".to_owned() } else { given.join(" ") };
         format!("CLI flags config: {given}; `weft config` shows the defaults of the others")
     }
-
-    /// All that weftd goes by, as it understood it, in the program's own terms.
-    pub fn record(&self) -> String {
-        format!("Options as understood: {self:?}")
-    }
 }
 
 /// Where leases live.

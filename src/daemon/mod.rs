@@ -76,7 +76,7 @@ pub fn main_with(
     contain::hook_panics();
     info!("weftd {}", env!("CARGO_PKG_VERSION"));
     info!("{}", options.log_line());
-    debug!("{}", options.record());
+    debug!("Options as understood: {options:?}");
     for warning in warnings {
         warn!("{warning}");
     }

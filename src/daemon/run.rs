@@ -111,8 +111,7 @@ async fn until_ended(
             // Its predecessor still waits to hear that this one carries packets, and goes on.
             None if handover.is_awaited() => return Ok(ExitCode::FAILURE),
             None => {
-                if let Ok(signal) = timeout(PANIC_PAUSE, stop.as_mut()).await {
-                    info!("shutdownHandler sent cancel signal... ({signal})");
+                if timeout(PANIC_PAUSE, stop.as_mut()).await.is_ok() {
                     return Ok(ExitCode::SUCCESS);
                 }
             }
@@ -129,7 +128,7 @@ async fn hand_over(
     successor: Successor,
     handover: &Handover,
     lock: &RefCell<Option<DaemonLock>>,
-    stop: Pin<&mut impl Future<Output = &'static str>>,
+    stop: Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<()> {
     let Offered::Tunnel(descriptors) = handover.offered().borrow().clone() else {
         bail!("the tunnel was being made again; try again");
@@ -139,7 +138,7 @@ async fn hand_over(
     tokio::select! {
         taken = successor.takes(lock_file, &descriptors) => taken?,
         never = notify::keep_watchdog(|| None) => match never {},
-        signal = stop => info!("shutdownHandler sent cancel signal... ({signal})"),
+        () = stop => {}
     }
     handover.end_workers();
     if let Some(lock) = lock.take() {
@@ -171,7 +170,7 @@ struct Run<'a> {
 
 async fn until_stopped(
     run: &Run<'_>,
-    stop: Pin<&mut impl Future<Output = &'static str>>,
+    stop: Pin<&mut impl Future<Output = ()>>,
     predecessor: Option<Predecessor>,
     mut asked: mpsc::Receiver<Successor>,
 ) -> Outcome {
@@ -185,8 +184,7 @@ async fn until_stopped(
         }
     };
     let stopped = async {
-        let signal = stop.await;
-        info!("shutdownHandler sent cancel signal... ({signal})");
+        stop.await;
         notify::stopping();
     };
     let asked = async {
@@ -429,14 +427,15 @@ fn describe_end(end: End) -> String {
     }
 }
 
-/// Waits for SIGINT or SIGTERM. The handlers are in place when this returns.
-fn stop_signals() -> io::Result<impl Future<Output = &'static str>> {
+/// Waits for SIGINT or SIGTERM, and logs it. The handlers are in place when this returns.
+fn stop_signals() -> io::Result<impl Future<Output = ()>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
-        tokio::select! {
+        let signal = tokio::select! {
             _ = interrupt.recv() => "SIGINT",
             _ = terminate.recv() => "SIGTERM",
-        }
+        };
+        info!("shutdownHandler sent cancel signal... ({signal})");
     })
 }

@@ -11,7 +11,6 @@ use tracing::{info, warn};
 
 use crate::backend::status::PlaneState;
 use crate::config::subnet_file::SubnetFile;
-use crate::config::whole_file::FileError;
 use crate::control::own_thread::on_own_thread;
 use crate::daemon::changes::next_change;
 use crate::failure::{LogOnce, with_causes};
@@ -33,7 +32,7 @@ impl<'a> SubnetWriter<'a> {
     pub(super) fn new(path: &'a Path, file: SubnetFile) -> Self {
         let written = watch::Sender::default();
         let mut writer = Self { path, file, written, told: LogOnce::default() };
-        writer.note(&file.write(path));
+        writer.note(&file.write(path).map_err(anyhow::Error::from));
         writer
     }
 
@@ -51,18 +50,15 @@ impl<'a> SubnetWriter<'a> {
                 let (path, file) = (self.path.to_owned(), self.file);
                 // A disk that is out of order can keep a write for seconds; the lease must not
                 // wait.
-                let written = on_own_thread(move || file.write(&path)).await;
-                let path = self.path.to_owned();
-                self.note(&written.unwrap_or_else(|source| {
-                    Err(FileError::Io { operation: "write", path, source })
-                }));
+                let written = on_own_thread(move || Ok(file.write(&path)?)).await;
+                self.note(&written.map_err(anyhow::Error::from).flatten());
             }
             let pause = if self.written.borrow().written { Duration::MAX } else { RETRY };
             timeout(pause, next_change(&mut plane)).await.ok();
         }
     }
 
-    fn note(&mut self, result: &Result<(), FileError>) {
+    fn note(&mut self, result: &anyhow::Result<()>) {
         self.written.send_modify(|state| {
             state.written = result.is_ok();
             state.failures += u64::from(result.is_err());
@@ -72,7 +68,7 @@ impl<'a> SubnetWriter<'a> {
                 self.told.forget();
                 info!("Wrote subnet file to {}", self.path.display());
             }
-            Err(error) => self.told.once(&with_causes(error), |text| {
+            Err(error) => self.told.once(&with_causes(error.as_ref()), |text| {
                 let seconds = RETRY.as_secs();
                 warn!("Failed to write subnet file: {text}; retrying every {seconds} s");
             }),
