@@ -46,8 +46,7 @@ impl Drop for LogGuard {
 
 /// Starts the log on stderr for the whole program.
 pub(super) fn start(format: LogFormat, verbosity: u8) -> anyhow::Result<LogGuard> {
-    let style = Style::new(format, std::process::id());
-    let style = if stderr_is_journal() { style.for_journal() } else { style };
+    let style = Style { format, process_id: std::process::id(), has_priority: stderr_is_journal() };
     let (layer, guard) = to_writer(style, verbosity, io::stderr())?;
     tracing::subscriber::set_global_default(Registry::default().with(layer))
         .context("the log is already running")?;

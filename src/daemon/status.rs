@@ -41,7 +41,9 @@ const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
 #[derive(Debug)]
 pub struct PrivateSocket {
     listener: UnixListener,
-    _file: SocketFile,
+    path: PathBuf,
+    /// Of its file, which somebody may replace.
+    device_and_inode: (u64, u64),
 }
 
 impl PrivateSocket {
@@ -61,10 +63,10 @@ impl PrivateSocket {
         // no time may others connect.
         rustix::fs::fchmod(&socket, SOCKET_MODE)?;
         socket.bind(&SockAddr::unix(path)?)?;
-        let file = SocketFile::new(path)?;
+        let device_and_inode = device_and_inode(path)?;
         socket.listen(BACKLOG)?;
         let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
-        Ok(Self { listener, _file: file })
+        Ok(Self { listener, path: path.to_owned(), device_and_inode })
     }
 
     /// The next connection.
@@ -116,29 +118,18 @@ fn unusable(path: &Path) -> String {
     format!("cannot listen on the socket {}: see --status-socket", path.display())
 }
 
-/// The socket's file, removed at the end unless somebody has replaced it.
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    device_and_inode: (u64, u64),
-}
-
-impl SocketFile {
-    fn new(path: &Path) -> io::Result<Self> {
-        let status = fs::symlink_metadata(path)?;
-        Ok(Self { path: path.to_owned(), device_and_inode: (status.dev(), status.ino()) })
-    }
-}
-
-impl Drop for SocketFile {
+impl Drop for PrivateSocket {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path)
-            .is_ok_and(|status| (status.dev(), status.ino()) == self.device_and_inode);
-        if ours {
+        if device_and_inode(&self.path).is_ok_and(|there| there == self.device_and_inode) {
             // A file that stays is replaced at the next start.
             fs::remove_file(&self.path).ok();
         }
     }
+}
+
+fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {
+    let status = fs::symlink_metadata(path)?;
+    Ok((status.dev(), status.ino()))
 }
 
 /// Asks the weftd behind the status socket `path` for `target` (such as `/status`) and

@@ -112,13 +112,15 @@ fn non_socket_file_is_kept() {
 fn a_replaced_file_is_not_removed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weft.sock");
-    let _first = StdListener::bind(&path).unwrap();
-    let file = SocketFile::new(&path).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let entered = runtime.enter();
+    let first = PrivateSocket::bind(&path).unwrap();
     // Both exist at once, so that the second cannot get the first one's inode.
     let other = directory.path().join("other.sock");
     let _second = StdListener::bind(&other).unwrap();
     fs::rename(&other, &path).unwrap();
-    drop(file);
+    drop(first);
+    drop(entered);
     assert!(path.exists());
 }
 

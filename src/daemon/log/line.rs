@@ -17,10 +17,11 @@ use crate::failure::with_causes;
 /// Form and constant parts of the lines.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Style {
-    format: LogFormat,
-    process_id: u32,
-    /// Whether each line begins with its priority, for the journal.
-    has_priority: bool,
+    pub(super) format: LogFormat,
+    pub(super) process_id: u32,
+    /// Whether each line begins with its priority, which the journal takes for itself
+    /// (sd-daemon(3)).
+    pub(super) has_priority: bool,
 }
 
 /// What an event says.
@@ -55,15 +56,6 @@ impl fmt::Display for Place {
 }
 
 impl Style {
-    pub(super) fn new(format: LogFormat, process_id: u32) -> Self {
-        Self { format, process_id, has_priority: false }
-    }
-
-    /// For the journal, which takes a priority in front of a line for itself (sd-daemon(3)).
-    pub(super) fn for_journal(self) -> Self {
-        Self { has_priority: true, ..self }
-    }
-
     /// The line, with its end.
     pub(super) fn line(self, time: SystemTime, place: Place, fields: Fields) -> String {
         let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -171,7 +163,7 @@ mod tests {
 
     #[test]
     fn klogs_header() {
-        let style = Style::new(LogFormat::Text, 4321);
+        let style = Style { format: LogFormat::Text, process_id: 4321, has_priority: false };
         let at = time(951_782_400 + 5 * 3600 + 4 * 60 + 3, 42);
         for (level, letter) in [
             (Level::ERROR, 'E'),
@@ -190,7 +182,7 @@ mod tests {
     #[test]
     fn the_journal_gets_priorities() {
         let line = |format, level| {
-            let style = Style::new(format, 1).for_journal();
+            let style = Style { format, process_id: 1, has_priority: true };
             style.line(time(951_782_400, 0), place(level), fields("m", &[]))
         };
         for (level, priority) in
@@ -203,7 +195,7 @@ mod tests {
 
     #[test]
     fn values_follow_the_message_and_forge_nothing() {
-        let style = Style::new(LogFormat::Text, 1);
+        let style = Style { format: LogFormat::Text, process_id: 1, has_priority: false };
         let record = fields(
             "bad value\nE0101 forged \x1b[2J",
             &[("plain", "eth0"), ("spaced", "a \"b\"\n"), ("empty", "")],
@@ -218,7 +210,7 @@ mod tests {
 
     #[test]
     fn json_is_one_object_a_line() {
-        let style = Style::new(LogFormat::Json, 1);
+        let style = Style { format: LogFormat::Json, process_id: 1, has_priority: false };
         let record = fields("two\nlines", &[("peers", "3"), ("level", "own")]);
         let line = style.line(time(1_700_000_000, 5), place(Level::WARN), record);
         assert_eq!(line.matches('\n').count(), 1);

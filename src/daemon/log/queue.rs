@@ -172,7 +172,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     fn style() -> Style {
-        Style::new(LogFormat::Text, 1)
+        Style { format: LogFormat::Text, process_id: 1, has_priority: false }
     }
 
     #[test]

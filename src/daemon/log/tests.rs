@@ -29,10 +29,13 @@ impl Buffer {
     }
 }
 
+fn style(format: LogFormat) -> Style {
+    Style { format, process_id: std::process::id(), has_priority: false }
+}
+
 fn logged(format: LogFormat, verbosity: u8, events: impl FnOnce()) -> Vec<String> {
     let buffer = Buffer::default();
-    let (layer, guard) =
-        to_writer(Style::new(format, std::process::id()), verbosity, buffer.clone()).unwrap();
+    let (layer, guard) = to_writer(style(format), verbosity, buffer.clone()).unwrap();
     tracing::subscriber::with_default(Registry::default().with(layer), events);
     drop(guard);
     buffer.text().lines().map(str::to_owned).collect()
@@ -133,7 +136,7 @@ fn repeated_lines_are_limited_and_counted_per_place() {
 #[test]
 fn a_summary_comes_without_another_event() {
     let buffer = Buffer::default();
-    let (layer, _guard) = to_writer(Style::new(LogFormat::Text, 1), 0, buffer.clone()).unwrap();
+    let (layer, _guard) = to_writer(style(LogFormat::Text), 0, buffer.clone()).unwrap();
     tracing::subscriber::with_default(Registry::default().with(layer), || {
         for _ in 0..20 {
             info!("again");
