@@ -201,18 +201,17 @@ fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
 
 fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
     const NAMES: [&str; 4] = ["tso", "uso", "gso", "gro"];
-    match text {
-        "auto" => return Ok(OffloadChoice::ALL),
-        "none" => return Ok(OffloadChoice::NONE),
-        _ => {}
-    }
-    let given: Vec<_> = text.split(',').collect();
+    let given = match text {
+        "auto" => NAMES.to_vec(),
+        "none" => Vec::new(),
+        list => list.split(',').collect(),
+    };
     if let Some(other) = given.iter().find(|name| !NAMES.contains(name)) {
         let problem = "is not an offload: use auto, none, or a list of tso, uso, gso, gro";
         return Err(refused("--offload", format!("{other:?} {problem}")));
     }
     let [tso, uso, gso, gro] = NAMES.map(|name| given.contains(&name));
-    Ok(OffloadChoice { tso, uso, gso, gro, automatic: false })
+    Ok(OffloadChoice { tso, uso, gso, gro, automatic: text == "auto" })
 }
 
 fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {

@@ -245,14 +245,6 @@ pub struct OffloadChoice {
     pub automatic: bool,
 }
 
-impl OffloadChoice {
-    /// Everything that the kernel has.
-    pub const ALL: Self = Self { tso: true, uso: true, gso: true, gro: true, automatic: true };
-    /// One packet at a time.
-    pub const NONE: Self =
-        Self { tso: false, uso: false, gso: false, gro: false, automatic: false };
-}
-
 words! {
     /// Format of the log lines.
     LogFormat {

@@ -14,6 +14,11 @@ use crate::config::options::{
     EngineChoice, EtcdOptions, LogFormat, OffloadChoice, RuleOptions, StoreOptions, WorkersChoice,
 };
 
+const EVERY_OFFLOAD: OffloadChoice =
+    OffloadChoice { tso: true, uso: true, gso: true, gro: true, automatic: true };
+const NO_OFFLOAD: OffloadChoice =
+    OffloadChoice { tso: false, uso: false, gso: false, gro: false, automatic: false };
+
 fn outcome(words: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let arguments = std::iter::once("flanneld").chain(words.iter().copied()).map(OsString::from);
     parse(arguments, |name| {
@@ -90,7 +95,7 @@ fn defaults_are_flanneld_s() {
     assert_eq!(options.rules, rules);
     assert_eq!(options.dataplane.engine, EngineChoice::Auto);
     assert_eq!(options.dataplane.workers, WorkersChoice::Auto);
-    assert_eq!(options.dataplane.offload, OffloadChoice::ALL);
+    assert_eq!(options.dataplane.offload, EVERY_OFFLOAD);
     assert_eq!(options.log_format, LogFormat::Text);
     assert_eq!(options.verbosity, 0);
     assert!(options.interface.interfaces.is_empty() && options.interface.regexes.is_empty());
@@ -307,8 +312,8 @@ fn flags_of_unbuilt_feature_warn_once() {
 fn own_flags() {
     assert_eq!(run(&["--engine=mmsg"]).dataplane.engine, EngineChoice::Mmsg);
     assert_eq!(run(&["--engine=io_uring"]).dataplane.engine, EngineChoice::IoUring);
-    assert_eq!(run(&["--offload=none"]).dataplane.offload, OffloadChoice::NONE);
-    let some = OffloadChoice { tso: true, gro: true, ..OffloadChoice::NONE };
+    assert_eq!(run(&["--offload=none"]).dataplane.offload, NO_OFFLOAD);
+    let some = OffloadChoice { tso: true, gro: true, ..NO_OFFLOAD };
     assert_eq!(run(&["--offload=gro,tso"]).dataplane.offload, some);
     assert_eq!(run(&["--log-format", "json"]).log_format, LogFormat::Json);
     assert_refused(&["--engine=fast"], "--engine");
