@@ -9,12 +9,12 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 520, 4300),
+    (".", 490, 4000),
     ("backend", 5390, 52500),
     ("bin", 10, 200),
-    ("config", 1750, 16500),
+    ("config", 1730, 16300),
     ("control", 5630, 55400),
-    ("daemon", 3360, 34000),
+    ("daemon", 3330, 33700),
     ("device", 420, 4500),
     ("engine", 1640, 15000),
     ("fast_path", 810, 7000),
@@ -26,7 +26,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("rights", 50, 600),
     ("route", 280, 2700),
     ("stats", 340, 3200),
-    ("status", 590, 4300),
+    ("status", 590, 4200),
     ("sys", 1130, 11300),
     ("tool", 4550, 48100),
 ];
