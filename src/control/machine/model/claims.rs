@@ -1,21 +1,13 @@
-//! Claims on PublicIPs in the simulated store, by the same rules as etcd's. And an observer who
+//! Claiming PublicIPs in the simulated store, by the same rules as in etcd. And an observer who
 //! knows how long each claim lives.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::store::SimStore;
+use super::store::{Claim, SimStore};
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::timing::Timing;
-
-/// A claim in the store.
-#[derive(Debug, Clone)]
-pub(super) struct Entry {
-    value: Vec<u8>,
-    pub(super) revision: i64,
-    lease: i64,
-}
 
 /// What a run of a node knows of its claim.
 #[derive(Debug, Clone)]
@@ -48,7 +40,7 @@ impl Claims {
     pub(super) fn validate(
         &mut self,
         public_ip: Ipv4Addr,
-        found: Option<&Entry>,
+        found: Option<&Claim>,
     ) -> Result<Option<i64>, StoreError> {
         let revision = found.map_or(0, |found| found.revision);
         let shown = found.map(|found| (found.value.as_slice(), found.lease));
@@ -97,7 +89,7 @@ impl SimStore {
         self.assert_free(&claims.node, public_ip, time);
         self.revision += 1;
         self.remember();
-        let entry = Entry { value: claims.node.to_json(), revision: self.revision, lease };
+        let entry = Claim { value: claims.node.to_json(), revision: self.revision, lease };
         self.claims.insert(public_ip, entry);
         let until = self.end_of(lease).unwrap_or_default();
         self.claimed.insert(public_ip, (claims.node.clone(), until));
@@ -134,16 +126,6 @@ impl SimStore {
         if let Some(lease) = claims.lease {
             self.claimed.retain(|_, (holder, _)| !holder.is_same_as(&claims.node));
             self.revoke(lease);
-        }
-    }
-
-    /// What is bound to the etcd lease is gone with it.
-    pub(super) fn end_claims(&mut self, lease: i64) {
-        let count = self.claims.len();
-        self.claims.retain(|_, claim| claim.lease != lease);
-        if self.claims.len() < count {
-            self.revision += 1;
-            self.remember();
         }
     }
 

@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::{Command, End, Event, Machine, Now, OwnEntry, Write};
-use super::claims::{Claims, Entry};
-use super::store::{Point, Request, SimStore, unavailable};
+use super::claims::Claims;
+use super::store::{Claim, Point, Request, SimStore, unavailable};
 use super::{MARGIN, World, network, timing};
 use crate::control::cache::Known;
 use crate::control::choose::{free_subnets, held_by};
@@ -52,7 +52,7 @@ pub(super) enum Answer {
     Listed(Result<Snapshot, StoreError>),
     Opened(Result<(), StoreError>),
     Written(Result<Granted, StoreError>),
-    Looked(Result<Option<Entry>, StoreError>),
+    Looked(Result<Option<Claim>, StoreError>),
     Taken(Result<i64, StoreError>),
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::{TTL, claims};
+use super::TTL;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
@@ -27,6 +27,14 @@ pub(super) struct Entry {
     lease: i64,
 }
 
+/// A node's claim on a PublicIP.
+#[derive(Debug, Clone)]
+pub(super) struct Claim {
+    pub(super) value: Vec<u8>,
+    pub(super) revision: i64,
+    pub(super) lease: i64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct SimStore {
     /// Goes up with each loss of data.
@@ -37,7 +45,7 @@ pub(super) struct SimStore {
     pub(super) compacted: i64,
     pub(super) is_down: bool,
     pub(super) entries: BTreeMap<Prefix, Entry>,
-    pub(super) claims: BTreeMap<Ipv4Addr, claims::Entry>,
+    pub(super) claims: BTreeMap<Ipv4Addr, Claim>,
     /// Until when an address is some node's, by an observer.
     pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, Duration)>,
     /// Changes of this cluster, in order.
@@ -209,6 +217,16 @@ impl SimStore {
     pub(super) fn revoke(&mut self, lease: i64) {
         self.ends.remove(&lease);
         self.end_claims(lease);
+    }
+
+    /// What is bound to the etcd lease is gone with it.
+    fn end_claims(&mut self, lease: i64) {
+        let count = self.claims.len();
+        self.claims.retain(|_, claim| claim.lease != lease);
+        if self.claims.len() < count {
+            self.revision += 1;
+            self.remember();
+        }
     }
 
     /// Whether the lease was there to be extended.
