@@ -7,9 +7,7 @@
 use weft::config::network::{NetworkConfig, UdpBackendConfig, VxlanBackendConfig};
 use weft::config::subnet_file::{Previous, SubnetFile};
 use weft::control::choose::free_subnets;
-use weft::control::lease::{Lease, LeaseAttributes, Lifetime, Version, parse_key};
-
-const VERSION: Version = Version { revision: 7, created: 5 };
+use weft::control::lease::{Lease, LeaseAttributes, parse_key};
 
 /// Subnets of a configuration that are looked at.
 const SUBNETS_MAX: usize = 8;
@@ -28,7 +26,7 @@ pub(crate) fn run(data: &[u8]) {
 fn lease(data: &[u8]) {
     let at = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
     let (key, value) = (&data[..at], data.get(at + 1..).unwrap_or_default());
-    if let Ok(lease) = Lease::decode(key, value, VERSION, Lifetime::Reservation) {
+    if let Ok(lease) = Lease::decode(key, value, 7) {
         assert_eq!(Some(lease.subnet), std::str::from_utf8(key).ok().and_then(parse_key));
     }
     let Ok(attributes) = LeaseAttributes::from_json(value) else { return };

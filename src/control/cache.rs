@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::config::network::NetworkConfig;
 use crate::control::clock;
-use crate::control::lease::{Lease, Lifetime, Peers, Version};
+use crate::control::lease::{Lease, Lifetime, Peers};
 use crate::control::peers::{self, Node};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::ENTRIES_MAX;
@@ -213,11 +213,10 @@ impl Entry {
 
     /// The entry by the store's own checks. Its version and its life are the store's to say.
     fn lease(self) -> Result<Lease, CacheError> {
-        let version = Version { revision: 0, created: self.created };
+        let lease = Lease::decode(self.key.as_bytes(), self.value.get().as_bytes(), 0)
+            .map_err(|Rejected { key, detail, .. }| unusable(&key, &detail))?;
         let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
-        let value = self.value.get().as_bytes();
-        Lease::decode(self.key.as_bytes(), value, version, lifetime)
-            .map_err(|Rejected { key, detail, .. }| unusable(&key, &detail))
+        Ok(Lease { created_revision: self.created, lifetime, ..lease })
     }
 }
 

@@ -158,30 +158,34 @@ impl LeaseAttributes {
     /// Reads a value as flannel does: keys in any case, unknown ones ignored, the last of equals
     /// wins, a missing `PublicIP` is 0.0.0.0.
     pub fn from_json(value: &[u8]) -> Result<Self, ValueError> {
-        Ok(StoredValue::from_json(value)?.attributes)
+        Ok(Self::with_end_from_json(value)?.0)
     }
-}
 
-/// A value with what the local store adds to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StoredValue {
-    pub(crate) attributes: LeaseAttributes,
-    /// Seconds since 1970; `None` is a reservation.
-    pub(crate) expires_unix: Option<u64>,
-}
+    /// The value's bytes, followed by `Expires` if the lease ends at a time that the local store
+    /// writes into it.
+    pub(crate) fn to_json_until(&self, expires_unix: Option<u64>) -> Result<Vec<u8>, ValueError> {
+        let mut value = self.to_json()?;
+        if let Some(expires) = expires_unix {
+            // An object with PublicIP in it: the closing brace is last, and a comma may follow.
+            value.pop();
+            let expires = clock::format_rfc3339(expires);
+            value.extend_from_slice(format!(",\"Expires\":\"{expires}\"}}").as_bytes());
+        }
+        Ok(value)
+    }
 
-impl StoredValue {
-    pub(crate) fn from_json(value: &[u8]) -> Result<Self, ValueError> {
+    /// As [`Self::from_json`], with the time that `Expires` says, in seconds since 1970.
+    pub(crate) fn with_end_from_json(value: &[u8]) -> Result<(Self, Option<u64>), ValueError> {
         if value.len() > VALUE_BYTES_MAX {
             return Err(ValueError::TooLarge(value.len()));
         }
         Self::parse(value).map_err(ValueError::Malformed)
     }
 
-    fn parse(value: &[u8]) -> serde_json::Result<Self> {
+    fn parse(value: &[u8]) -> serde_json::Result<(Self, Option<u64>)> {
         // Of equal names the last one stays.
         let fields: BTreeMap<Name, &RawValue> = serde_json::from_slice(value)?;
-        let mut attributes = LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED);
+        let mut attributes = Self::udp(Ipv4Addr::UNSPECIFIED);
         let mut expires_unix = None;
         for (Name(name), raw) in fields {
             let text = raw.get();
@@ -203,19 +207,7 @@ impl StoredValue {
                 _ => {}
             }
         }
-        Ok(Self { attributes, expires_unix })
-    }
-
-    /// The lease's JSON, followed by `Expires` if it ends.
-    pub(crate) fn to_json(&self) -> Result<Vec<u8>, ValueError> {
-        let mut value = self.attributes.to_json()?;
-        if let Some(expires) = self.expires_unix {
-            // An object with PublicIP in it: the closing brace is last, and a comma may follow.
-            value.pop();
-            let expires = clock::format_rfc3339(expires);
-            value.extend_from_slice(format!(",\"Expires\":\"{expires}\"}}").as_bytes());
-        }
-        Ok(value)
+        Ok((attributes, expires_unix))
     }
 }
 
@@ -260,15 +252,6 @@ pub fn parse_key(key: &str) -> Option<Prefix> {
     Prefix::from_key(v4).ok().filter(is_subnet)
 }
 
-/// Where an entry stands in its store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Version {
-    /// Changes with every write.
-    pub revision: i64,
-    /// Of the write that made the entry; 0 if unknown.
-    pub created: i64,
-}
-
 impl Lifetime {
     /// The etcd lease; `None` of a reservation.
     pub(crate) fn id(self) -> Option<i64> {
@@ -285,23 +268,9 @@ impl Lifetime {
 }
 
 impl Lease {
-    /// Reads one entry of etcd. What is not a lease is returned as such, for counting.
-    pub fn decode(
-        key: &[u8],
-        value: &[u8],
-        version: Version,
-        lifetime: Lifetime,
-    ) -> Result<Self, Rejected> {
-        Ok(Self { lifetime, ..Self::decode_file(key, value, version)? })
-    }
-
-    /// Reads one file of the local store, whose value has the lease's end.
-    pub(crate) fn decode_file(
-        key: &[u8],
-        value: &[u8],
-        version: Version,
-    ) -> Result<Self, Rejected> {
-        let Version { revision, created } = version;
+    /// Reads one entry of a store as the local one has it: its value tells the lease's end, nothing
+    /// when it was made. What is not a lease is returned as such, for counting.
+    pub fn decode(key: &[u8], value: &[u8], revision: i64) -> Result<Self, Rejected> {
         let rejected = |key, reason, detail| Rejected { key, reason, detail, revision };
         let text = std::str::from_utf8(key).ok().filter(|text| text.len() <= KEY_CHARS_MAX);
         let Some((key, subnet)) = text.and_then(|text| Some((text.to_owned(), parse_key(text)?)))
@@ -310,13 +279,13 @@ impl Lease {
             let detail = "the key names no IPv4 subnet such as 10.5.34.0-24".to_owned();
             return Err(rejected(shown, RejectReason::BadKey, detail));
         };
-        match StoredValue::from_json(value) {
-            Ok(StoredValue { attributes, expires_unix }) => Ok(Self {
+        match LeaseAttributes::with_end_from_json(value) {
+            Ok((attributes, expires_unix)) => Ok(Self {
                 subnet,
                 key,
                 attributes,
                 revision,
-                created_revision: created,
+                created_revision: 0,
                 lifetime: Lifetime::until(expires_unix),
             }),
             Err(error) => Err(rejected(key, error.reason(), with_causes(&error))),

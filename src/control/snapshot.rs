@@ -141,24 +141,22 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::control::lease::{LeaseAttributes, Lifetime, Version};
+    use crate::control::lease::LeaseAttributes;
 
     #[test]
     fn lease_flood_is_truncated_and_reported() {
         let mut snapshot = Snapshot::default();
         let value = LeaseAttributes::udp(Ipv4Addr::LOCALHOST).to_json().unwrap();
-        let version = Version { revision: 1, created: 1 };
         for i in 0..ENTRIES_MAX as u32 + 3 {
             let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (i << 4)), 28).unwrap();
-            let lifetime = Lifetime::Reservation;
-            snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, version, lifetime));
+            snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, 1));
         }
         assert_eq!(snapshot.leases.len(), ENTRIES_MAX);
         assert!(!snapshot.complete, "a cut listing counts as all there is");
         assert_eq!(snapshot.rejected.len(), 3);
         assert!(snapshot.rejected.iter().all(|r| r.reason == RejectReason::TooMany));
         for _ in 0..2 * REJECTED_MAX {
-            snapshot.add(Lease::decode(b"junk", &value, version, Lifetime::Reservation));
+            snapshot.add(Lease::decode(b"junk", &value, 1));
         }
         assert_eq!(snapshot.rejected.len(), REJECTED_MAX);
     }
@@ -166,9 +164,8 @@ mod tests {
     #[test]
     fn listing_cut_by_junk_is_incomplete() {
         let mut snapshot = Snapshot::default();
-        let version = Version { revision: 1, created: 1 };
         let mut add = |key: &[u8]| {
-            snapshot.add(Lease::decode(key, b"junk", version, Lifetime::Reservation));
+            snapshot.add(Lease::decode(key, b"junk", 1));
             snapshot.complete
         };
         for _ in 0..2 * REJECTED_MAX {

@@ -90,18 +90,19 @@ fn size_bound_holds_reading_and_writing() {
 #[test]
 fn local_value_has_expiry_and_stays_readable() {
     let attributes = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
-    let stored = StoredValue { attributes: attributes.clone(), expires_unix: Some(951_868_799) };
+    let read = |text: &str| LeaseAttributes::with_end_from_json(text.as_bytes());
+    let (ends, stored) = (Some(951_868_799), (attributes.clone(), Some(951_868_799)));
     let text = r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"Expires":"2000-02-29T23:59:59Z"}"#;
-    assert_eq!(stored.to_json().unwrap(), text.as_bytes());
-    assert_eq!(StoredValue::from_json(text.as_bytes()).unwrap(), stored);
+    assert_eq!(attributes.to_json_until(ends).unwrap(), text.as_bytes());
+    assert_eq!(read(text).unwrap(), stored);
     assert_eq!(value(text), attributes, "flannel's reader must not mind the extra key");
-    let seconds = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","expires":951868799}"#);
+    let seconds = read(r#"{"PublicIP":"1.2.3.4","expires":951868799}"#);
     assert_eq!(seconds.unwrap(), stored);
-    let none = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","Expires":null}"#).unwrap();
-    assert_eq!(none.expires_unix, None);
+    let none = read(r#"{"PublicIP":"1.2.3.4","Expires":null}"#);
+    assert_eq!(none.unwrap(), (attributes, None));
     for bad in [r#""soon""#, "-1", "1.5", "true", "[]"] {
         let text = format!("{{\"PublicIP\":\"1.2.3.4\",\"Expires\":{bad}}}");
-        assert!(StoredValue::from_json(text.as_bytes()).is_err(), "{text} was accepted");
+        assert!(read(&text).is_err(), "{text} was accepted");
     }
 }
 
@@ -142,13 +143,11 @@ fn keys_refused_by_flannel_are_refused() {
 
 #[test]
 fn invalid_entries_carry_reason() {
-    let version = Version { revision: 7, created: 3 };
-    let decode = |key: &[u8], value: &[u8]| {
-        Lease::decode(key, value, version, Lifetime::Reservation).map_err(|r| r.reason)
-    };
+    let decode = |key: &[u8], value: &[u8]| Lease::decode(key, value, 7).map_err(|r| r.reason);
     let good = br#"{"PublicIP":"1.2.3.4"}"#;
     let lease = decode(b"10.5.1.0-24", good).unwrap();
-    assert_eq!((lease.revision, lease.created_revision), (7, 3));
+    assert_eq!((lease.revision, lease.created_revision), (7, 0));
+    assert_eq!(lease.lifetime, Lifetime::Reservation);
     assert_eq!(decode(b"\xff\xfe", good), Err(RejectReason::BadKey));
     assert_eq!(decode(&[b'a'; 5000], good), Err(RejectReason::BadKey));
     assert_eq!(decode(b"10.5.1.0-24", b"{"), Err(RejectReason::BadValue));

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::calls::moved;
 use super::etcd_connection::{Connection, classify, told, wants_connection};
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::lease::{Lease, Lifetime, Version};
+use crate::control::lease::{Lease, Lifetime};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::Change;
 
@@ -151,10 +151,11 @@ fn ended(detail: &str) -> StoreError {
 /// One entry below `subnets/`.
 pub(super) fn decode(subnets: &str, found: &KeyValue) -> Result<Lease, Rejected> {
     let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or_else(|| found.key());
-    let version = Version { revision: found.mod_revision(), created: found.create_revision() };
+    let created_revision = found.create_revision();
     let lifetime = match found.lease() {
         0 => Lifetime::Reservation,
         id => Lifetime::Leased { id, expires_unix: None },
     };
-    Lease::decode(key, found.value(), version, lifetime)
+    let lease = Lease::decode(key, found.value(), found.mod_revision())?;
+    Ok(Lease { created_revision, lifetime, ..lease })
 }

@@ -22,7 +22,7 @@ use super::local_files::{Files, Listing, Locked, failed};
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::{NodeIdentity, Phase};
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::failure::LogOnce;
 use crate::route::Prefix;
@@ -183,9 +183,8 @@ fn write(
     let expires = ttl.map(|ttl| clock::boot_time() + ttl);
     // Whole seconds, rounded up: the file must not end before the lease does for its owner.
     let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1));
-    let stored = StoredValue { attributes, expires_unix };
-    let revision = locked.write(&key, &stored.to_json()?)?;
-    let (attributes, lifetime) = (stored.attributes, Lifetime::until(expires_unix));
+    let revision = locked.write(&key, &attributes.to_json_until(expires_unix)?)?;
+    let lifetime = Lifetime::until(expires_unix);
     let lease = Lease { subnet, key, attributes, revision, created_revision: 0, lifetime };
     Ok(Granted { lease, expires })
 }

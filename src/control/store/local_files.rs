@@ -20,7 +20,7 @@ use crate::config::network::CONFIG_BYTES_MAX;
 use crate::config::whole_file::{self, FileError};
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
+use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX};
 use crate::control::own_thread::on_own_thread;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::Snapshot;
@@ -132,8 +132,7 @@ impl Files {
     /// One file; `None` if it is gone by now.
     fn read_lease(&self, name: &[u8]) -> Option<Result<Lease, Rejected>> {
         let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
-        let version = |value: &[u8]| Version { revision: fingerprint(value), created: 0 };
-        let decode = |value: Vec<u8>| Lease::decode_file(name, &value, version(&value));
+        let decode = |value: Vec<u8>| Lease::decode(name, &value, fingerprint(&value));
         // One unreadable file says nothing about the others.
         let (reason, error) = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
             Ok(found) => return found.map(decode),

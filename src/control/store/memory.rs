@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
@@ -43,7 +43,8 @@ struct Inner {
 #[derive(Debug, Clone)]
 struct Entry {
     value: Vec<u8>,
-    version: Version,
+    revision: i64,
+    created: i64,
     lifetime: Lifetime,
 }
 
@@ -195,7 +196,7 @@ impl MemoryStore {
     ) -> StoreResult<MutexGuard<'_, Inner>> {
         let inner = self.call(operation)?;
         match inner.entries.get(&held.key) {
-            Some(entry) if entry.version.revision == held.revision => Ok(inner),
+            Some(entry) if entry.revision == held.revision => Ok(inner),
             Some(_) | None => Err(StoreError::Conflict(held.key.clone())),
         }
     }
@@ -236,7 +237,9 @@ impl MemoryStore {
 
 impl Entry {
     fn decode(&self, key: &str) -> Result<Lease, Rejected> {
-        Lease::decode(key.as_bytes(), &self.value, self.version, self.lifetime)
+        let (created_revision, lifetime) = (self.created, self.lifetime);
+        let lease = Lease::decode(key.as_bytes(), &self.value, self.revision)?;
+        Ok(Lease { created_revision, lifetime, ..lease })
     }
 }
 
@@ -244,8 +247,8 @@ impl Inner {
     fn write(&mut self, key: &str, value: Vec<u8>, lifetime: Lifetime) {
         self.revision += 1;
         let revision = self.revision;
-        let created = self.entries.get(key).map_or(revision, |entry| entry.version.created);
-        let entry = Entry { value, version: Version { revision, created }, lifetime };
+        let created = self.entries.get(key).map_or(revision, |entry| entry.created);
+        let entry = Entry { value, revision, created, lifetime };
         let event = match entry.decode(key) {
             Ok(lease) => Change::Put(lease),
             Err(rejected) => Change::Rejected(rejected),
