@@ -1,4 +1,4 @@
-//! A host that runs out of threads or watches for a while, and an error in weftd's own code: what
+//! A host that runs out of threads for a while, and an error in weftd's own code: what
 //! weftd lacks it does later, and packets flow meanwhile.
 
 use std::fs;
@@ -80,41 +80,6 @@ fn a_moment_without_threads_ends_nothing() {
         Status::of(&own).0["cache"]["writes"].as_u64().is_some_and(|writes| writes > 0)
     });
     assert_eq!(metric(&own, "flannel_internal_errors_total"), Some(0.0), "{}", daemon.output());
-}
-
-/// Takes all watches that a user may have, and says so.
-const TAKE_WATCHES: &str = "
-import ctypes, time
-libc = ctypes.CDLL(None)
-while libc.inotify_init() >= 0:
-    pass
-print('taken', flush=True)
-time.sleep(600)
-";
-
-#[test]
-fn a_store_that_cannot_be_watched_is_read_again_and_again() {
-    let (files, lab) = (tempfile::tempdir().unwrap(), Lab::two_hosts());
-    let user = user(2);
-    let taker: Vec<_> = user.iter().map(String::as_str).collect();
-    let taker = lab.hosts[0].spawn(&[&taker[..], &["python3", "-c", TAKE_WATCHES]].concat());
-    wait_until(SOON, "all watches are taken", || taker.output().contains("taken"));
-    let daemon = weftd_of(&user, files.path(), &lab);
-    let own = files.path().join("h0");
-    let limit = "fs.inotify.max_user_instances";
-    wait_until(SOON, "the log says which limit it is", || daemon.complaints(limit) == 1);
-    let of_store = || {
-        let (log, store) = (daemon.output(), files.path().join("store").display().to_string());
-        log.lines().rfind(|line| line.contains(&store)).map(|line| line.starts_with('I'))
-    };
-    assert_eq!(of_store(), Some(false), "{}", daemon.output());
-    for (peers, last) in [(1, 2), (2, 3)] {
-        reserve(files.path(), &format!("10.5.10{last}.0-24"), Ipv4Addr::new(172, 20, 0, last));
-        wait_until(SOON, "the peer is known", || Status::of(&own).routes() == peers);
-    }
-    drop(taker);
-    wait_until(SOON, "the log says that it is over", || of_store() == Some(true));
-    assert_eq!(daemon.complaints(limit), 1, "{}", daemon.output());
 }
 
 #[test]

@@ -90,7 +90,6 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("clap", &["src/tool/"]),
     ("arc_swap", &["src/route/publish.rs"]),
     ("etcd_client", &["src/control/store/etcd"]),
-    ("inotify", &["src/control/store/local"]),
     ("io_uring", &["src/sys/"]),
     ("kube", &["src/control/store/kube"]),
     ("libc", &["src/sys/", "src/rights.rs"]),

@@ -52,14 +52,6 @@ pub(super) struct Locked<'a> {
     _lock: LockFile,
 }
 
-/// The leases of a directory, and when the next of them ends.
-#[derive(Default)]
-pub(super) struct Listing {
-    pub(super) snapshot: Snapshot,
-    pub(super) next_expiry_unix: Option<u64>,
-    expired: Vec<String>,
-}
-
 impl Files {
     pub(super) fn new(root: PathBuf) -> Self {
         Self { root, listed: Arc::default() }
@@ -97,25 +89,21 @@ impl Files {
         config.ok_or_else(|| StoreError::NoConfig(path.display().to_string()))
     }
 
-    /// All files below `subnets/`. Expired leases count as gone. That the directory is another
-    /// one than before is an error once: what it lacks was not removed.
-    pub(super) fn list(&self) -> StoreResult<Listing> {
+    /// All files below `subnets/`. That the directory is another one than before is an error once:
+    /// what it lacks was not removed.
+    pub(super) fn list(&self) -> StoreResult<Snapshot> {
         let path = self.subnets_path();
-        let mut listing = Listing::default();
+        let mut snapshot = Snapshot::default();
         self.check_identity(&path)?;
         let entries = fs::read_dir(&path).map_err(|source| failed("list", &path, source))?;
-        let now = clock::unix_seconds();
         for entry in entries {
-            let entry = entry.map_err(|source| failed("list", &path, source))?;
-            let name = entry.file_name();
-            if name.as_bytes().starts_with(b".") {
-                continue;
-            }
-            if let Some(lease) = self.read_lease(name.as_bytes()) {
-                listing.add(lease, now);
+            let name = entry.map_err(|source| failed("list", &path, source))?.file_name();
+            // Temporary files, of this program and of editors, are no leases.
+            if !name.as_bytes().starts_with(b".") {
+                self.read_lease(name.as_bytes()).into_iter().for_each(|entry| snapshot.add(entry));
             }
         }
-        Ok(listing)
+        Ok(snapshot)
     }
 
     fn check_identity(&self, path: &Path) -> StoreResult<()> {
@@ -129,13 +117,18 @@ impl Files {
         Err(StoreError::unavailable("listing the local store", detail))
     }
 
-    /// One file; `None` if it is gone by now.
-    fn read_lease(&self, name: &[u8]) -> Option<Result<Lease, Rejected>> {
+    /// One file; `None` if it is gone by now. A lease that has ended counts as gone.
+    pub(super) fn read_lease(&self, name: &[u8]) -> Option<Result<Lease, Rejected>> {
         let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
         let decode = |value: Vec<u8>| Lease::decode(name, &value, fingerprint(&value));
+        let has_ended = |lease: &Lease| {
+            let Lifetime::Leased { expires_unix, .. } = lease.lifetime else { return false };
+            expires_unix.is_some_and(|ends| ends <= clock::unix_seconds())
+        };
+        let lives = |found: &Result<Lease, _>| !found.as_ref().is_ok_and(has_ended);
         // One unreadable file says nothing about the others.
         let (reason, error) = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
-            Ok(found) => return found.map(decode),
+            Ok(found) => return found.map(decode).filter(lives),
             Err(error @ FileError::Refused { .. }) => (RejectReason::TooLarge, error),
             Err(error @ FileError::Io { .. }) => (RejectReason::BadValue, error),
         };
@@ -159,33 +152,7 @@ impl Files {
     }
 }
 
-impl Listing {
-    fn add(&mut self, lease: Result<Lease, Rejected>, now_unix: u64) {
-        if let Ok(lease) = &lease
-            && let Lifetime::Leased { expires_unix: Some(expires), .. } = lease.lifetime
-        {
-            if expires <= now_unix {
-                self.expired.push(lease.key.clone());
-                return;
-            }
-            let next = self.next_expiry_unix.map_or(expires, |next| next.min(expires));
-            self.next_expiry_unix = Some(next);
-        }
-        self.snapshot.add(lease);
-    }
-}
-
 impl Locked<'_> {
-    /// All leases, after removing the file `key` if its lease has expired. Other expired files
-    /// stay: their owners may only have another idea of the time.
-    pub(super) fn list_and_tidy(&self, key: &str) -> StoreResult<Snapshot> {
-        let listing = self.files.list()?;
-        if listing.expired.iter().any(|expired| expired == key) {
-            self.remove(key)?;
-        }
-        Ok(listing.snapshot)
-    }
-
     /// The file's version as a listing shows it; `None` if there is none.
     pub(super) fn revision(&self, key: &str) -> Option<i64> {
         let found = whole_file::read(&self.files.subnets_path().join(key), VALUE_BYTES_MAX as u64);
