@@ -5,18 +5,16 @@
 //! flannel's readers ignore; a file without it is a reservation. The end is wall-clock time,
 //! because other programs, and other boots, must be able to read it.
 
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::local_claim::{self, FileClaims};
+use super::local_claim::FileClaims;
 use super::local_files::{Files, Locked, failed};
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::identity::{NodeIdentity, Phase};
+use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
@@ -31,8 +29,7 @@ const READ_PAUSE_PER_LEASE: Duration = Duration::from_micros(500);
 /// A directory of leases.
 pub struct LocalStore {
     files: Files,
-    /// Nobody claims anything without.
-    claims: Option<Arc<FileClaims>>,
+    pub(super) claims: FileClaims,
 }
 
 /// Changes of the directory, each as a whole snapshot.
@@ -48,16 +45,8 @@ impl LocalStore {
     pub fn open(directory: PathBuf) -> StoreResult<Self> {
         let files = Files::new(directory);
         files.prepare()?;
-        Ok(Self { files, claims: None })
-    }
-
-    pub(super) fn claim_as(&mut self, node: NodeIdentity) {
-        self.claims = Some(Arc::new(FileClaims::new(node, self.files.claims_path())));
-    }
-
-    pub(super) async fn claim(&self, public_ip: Ipv4Addr) -> StoreResult<()> {
-        let Some(claims) = self.claims.clone() else { return Ok(()) };
-        self.files.apart(move |_| claims.claim(public_ip)).await
+        let claims = FileClaims::new(&files);
+        Ok(Self { files, claims })
     }
 
     pub(super) async fn config(&self) -> StoreResult<Vec<u8>> {
@@ -88,11 +77,6 @@ impl LocalStore {
             write(&locked, subnet, key, value, ttl)
         };
         self.files.apart(create).await
-    }
-
-    pub(super) async fn claimed_by(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
-        let holder = move |files: &Files| local_claim::holder(&files.claims_path(), public_ip);
-        self.files.apart(holder).await
     }
 
     pub(super) async fn update(

@@ -1,13 +1,13 @@
 //! Claims on PublicIPs in a local store: `DIR/weft/nodes/<PublicIP>`, a file that names the node
-//! and that its daemon keeps locked. The lock ends with the process, however it ends. Every
-//! function here blocks.
+//! and that its daemon keeps locked. The lock ends with the process, however it ends.
 
 use std::fs;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use super::local_files::failed;
+use super::local_files::{Files, failed};
 use crate::config::lock_file::{self, LockFile};
 use crate::config::whole_file;
 use crate::control::error::{StoreError, StoreResult};
@@ -17,50 +17,68 @@ use crate::control::identity::NodeIdentity;
 const CLAIM_BYTES_MAX: u64 = 4096;
 
 /// The claims of a node.
+#[derive(Clone)]
 pub(super) struct FileClaims {
-    node: NodeIdentity,
-    directory: PathBuf,
-    /// What is claimed; while a move is under way, what was claimed before as well.
-    locks: Mutex<Vec<(Ipv4Addr, LockFile)>>,
+    /// Nobody claims anything without.
+    pub(super) node: Option<NodeIdentity>,
+    files: Files,
+    locks: Arc<Mutex<Locks>>,
 }
+
+/// What is claimed; while a move is under way, what was claimed before as well.
+type Locks = Vec<(Ipv4Addr, LockFile)>;
 
 impl FileClaims {
-    pub(super) fn new(node: NodeIdentity, directory: PathBuf) -> Self {
-        Self { node, directory, locks: Mutex::default() }
+    pub(super) fn new(files: &Files) -> Self {
+        Self { node: None, files: files.clone(), locks: Arc::default() }
     }
 
-    /// Claims `public_ip`, unless another process has it. What was claimed before goes with the
-    /// second call, when the own entry has had time to tell the new address.
-    pub(super) fn claim(&self, public_ip: Ipv4Addr) -> StoreResult<()> {
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        if locks.iter().any(|(held, _)| *held == public_ip) {
-            locks.retain(|(held, _)| *held == public_ip);
-            return Ok(());
-        }
-        let directory = &self.directory;
-        fs::create_dir_all(directory).map_err(|source| failed("create", directory, source))?;
-        let path = directory.join(public_ip.to_string());
-        let locked = lock_file::try_lock(&path).map_err(|source| failed("lock", &path, source))?;
-        let Some(file) = locked else {
-            let holder = named_in(&path);
-            let holder = holder.describe(holder.is_same_as(&self.node));
-            return Err(StoreError::Duplicate { public_ip, holder });
+    /// Claims `public_ip` for as long as this process lives, unless another has it. What was
+    /// claimed before goes with the second call, when the own entry has had time to tell the new
+    /// address.
+    pub(super) async fn claim(&self, public_ip: Ipv4Addr, _ttl: Duration) -> StoreResult<()> {
+        let Self { node: Some(node), files, locks } = self.clone() else { return Ok(()) };
+        let claim = move |files: &Files| {
+            let mut locks = locks.lock().unwrap_or_else(PoisonError::into_inner);
+            claim(&node, &files.claims_path(), &mut locks, public_ip)
         };
-        let written = file.write(&self.node.to_json());
-        written.map_err(|source| failed("write", &path, source))?;
-        locks.push((public_ip, file));
-        Ok(())
+        files.apart(claim).await
+    }
+
+    /// Who claims `public_ip` now, in words.
+    pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
+        let holder = move |files: &Files| {
+            let path = files.claims_path().join(public_ip.to_string());
+            let lock = |source| failed("lock", &path, source);
+            let is_there = path.try_exists().map_err(lock)?;
+            let is_free = !is_there || lock_file::try_lock(&path).map_err(lock)?.is_some();
+            Ok((!is_free).then(|| named_in(&path).describe(false)))
+        };
+        self.files.apart(holder).await
     }
 }
 
-/// Who claims `public_ip` in `directory` now, in words.
-pub(super) fn holder(directory: &Path, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
-    let path = directory.join(public_ip.to_string());
-    let lock = |source| failed("lock", &path, source);
-    if !path.try_exists().map_err(lock)? || lock_file::try_lock(&path).map_err(lock)?.is_some() {
-        return Ok(None);
+fn claim(
+    node: &NodeIdentity,
+    directory: &Path,
+    locks: &mut Locks,
+    public_ip: Ipv4Addr,
+) -> StoreResult<()> {
+    if locks.iter().any(|(held, _)| *held == public_ip) {
+        locks.retain(|(held, _)| *held == public_ip);
+        return Ok(());
     }
-    Ok(Some(named_in(&path).describe(false)))
+    fs::create_dir_all(directory).map_err(|source| failed("create", directory, source))?;
+    let path = directory.join(public_ip.to_string());
+    let locked = lock_file::try_lock(&path).map_err(|source| failed("lock", &path, source))?;
+    let Some(file) = locked else {
+        let holder = named_in(&path);
+        let holder = holder.describe(holder.is_same_as(node));
+        return Err(StoreError::Duplicate { public_ip, holder });
+    };
+    file.write(&node.to_json()).map_err(|source| failed("write", &path, source))?;
+    locks.push((public_ip, file));
+    Ok(())
 }
 
 fn named_in(path: &Path) -> NodeIdentity {
@@ -72,29 +90,32 @@ fn named_in(path: &Path) -> NodeIdentity {
 mod tests {
     use super::*;
 
-    #[test]
-    fn claim_ends_with_process_and_follows_address() {
-        let files = tempfile::tempdir().unwrap();
+    #[tokio::test]
+    async fn claim_ends_with_process_and_follows_address() {
+        let directory = tempfile::tempdir().unwrap();
         let start = |hostname: &str| {
             let (hostname, boot_id) = (hostname.to_owned(), "boot".to_owned());
-            let node = NodeIdentity { hostname, machine_id: None, boot_id };
-            FileClaims::new(node, files.path().join("weft/nodes"))
+            let node = Some(NodeIdentity { hostname, machine_id: None, boot_id });
+            let files = Files::new(directory.path().to_owned());
+            FileClaims { node, ..FileClaims::new(&files) }
         };
-        let [first, second, third] = [1, 2, 3].map(|last| Ipv4Addr::new(192, 0, 2, last));
+        let claim = async |claims: &FileClaims, last| {
+            claims.claim(Ipv4Addr::new(192, 0, 2, last), Duration::ZERO).await
+        };
         let a = start("node-a");
-        a.claim(first).unwrap();
-        a.claim(first).unwrap();
+        claim(&a, 1).await.unwrap();
+        claim(&a, 1).await.unwrap();
         let b = start("node-b");
-        let refusal = b.claim(first).unwrap_err().to_string();
+        let refusal = claim(&b, 1).await.unwrap_err().to_string();
         assert!(refusal.contains("node-a"), "the refusal does not say who: {refusal}");
-        b.claim(second).unwrap();
-        let refusal = a.claim(second).unwrap_err().to_string();
+        claim(&b, 2).await.unwrap();
+        let refusal = claim(&a, 2).await.unwrap_err().to_string();
         assert!(refusal.contains("node-b"), "the refusal does not say who: {refusal}");
-        b.claim(third).unwrap();
-        a.claim(second).expect_err("the entry shows the address of before");
-        b.claim(third).unwrap();
-        a.claim(second).expect("the address that node-b left is free");
+        claim(&b, 3).await.unwrap();
+        claim(&a, 2).await.expect_err("the entry shows the address of before");
+        claim(&b, 3).await.unwrap();
+        claim(&a, 2).await.expect("the address that node-b left is free");
         drop(a);
-        b.claim(second).expect("the address of a node that is gone is free");
+        claim(&b, 2).await.expect("the address of a node that is gone is free");
     }
 }

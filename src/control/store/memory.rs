@@ -2,6 +2,7 @@
 //! faults, so that the logic above can be tested without a cluster.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::identity::Phase;
+use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Granted, Snapshot};
@@ -18,8 +19,15 @@ use crate::route::Prefix;
 /// The store; clones share it.
 #[derive(Debug, Clone)]
 pub struct MemoryStore {
+    pub(super) claims: NoClaims,
     inner: Arc<Mutex<Inner>>,
     changed: watch::Sender<i64>,
+}
+
+/// Every address is every node's.
+#[derive(Debug, Clone, Default)]
+pub(super) struct NoClaims {
+    pub(super) node: Option<NodeIdentity>,
 }
 
 #[derive(Debug, Default)]
@@ -58,9 +66,20 @@ pub struct MemoryWatch {
     changes: watch::Receiver<i64>,
 }
 
+#[allow(clippy::unused_async, reason = "the interface of the stores that do wait")]
+impl NoClaims {
+    pub(super) async fn claim(&self, _public_ip: Ipv4Addr, _ttl: Duration) -> StoreResult<()> {
+        Ok(())
+    }
+
+    pub(super) async fn holder(&self, _public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
+        Ok(None)
+    }
+}
+
 impl MemoryStore {
     pub(crate) fn new() -> Self {
-        Self { inner: Arc::default(), changed: watch::Sender::new(0) }
+        Self { claims: NoClaims::default(), inner: Arc::default(), changed: watch::Sender::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

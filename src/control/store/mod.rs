@@ -152,23 +152,13 @@ impl Store {
 impl Leased {
     /// From now on the store is used for `node`, which claims the address that it writes.
     pub fn claim_as(&mut self, node: NodeIdentity) {
-        match self {
-            Self::Etcd(store) => store.claims.node = Some(node),
-            Self::Local(store) => store.claim_as(node),
-            #[cfg(test)]
-            Self::Memory(_) => {}
-        }
+        on_each!(self, store => store.claims.node = Some(node));
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. It lives for
     /// `ttl` after the last call, or as long as this process. A node without a name claims nothing.
     pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> StoreResult<()> {
-        match self {
-            Self::Etcd(store) => store.claims.claim(public_ip, ttl).await,
-            Self::Local(store) => store.claim(public_ip).await,
-            #[cfg(test)]
-            Self::Memory(_) => Ok(()),
-        }
+        on_each!(self, store => store.claims.claim(public_ip, ttl).await)
     }
 
     /// Takes `subnet` for `ttl`, or without one for ever, if no entry has its key.
@@ -197,12 +187,7 @@ impl Leased {
     /// The node whose daemon runs and claims `public_ip`, in words. A node that runs flanneld
     /// claims nothing.
     pub async fn claimed_by(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
-        match self {
-            Self::Etcd(store) => store.claims.holder(public_ip).await,
-            Self::Local(store) => store.claimed_by(public_ip).await,
-            #[cfg(test)]
-            Self::Memory(_) => Ok(None),
-        }
+        on_each!(self, store => store.claims.holder(public_ip).await)
     }
 
     /// Removes `held`, if nobody wrote since.
