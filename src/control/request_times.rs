@@ -1,20 +1,23 @@
 //! How long the store takes to answer. One task counts, any may read.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::status::Requests;
 
-/// Upper bounds of the buckets. A store in the same data centre answers in some milliseconds, and
-/// one in trouble takes seconds.
-const BOUNDS_MS: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
+/// Upper bounds of the buckets, in seconds. A store in the same data centre answers in some
+/// milliseconds, and one in trouble takes seconds.
+const BOUNDS: [f64; 9] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
 
 /// Requests by how long they took.
-#[derive(Debug, Default)]
-pub struct RequestTimes {
-    /// Each up to its bound and above the one before; the last has no bound.
-    buckets: [AtomicU64; BOUNDS_MS.len() + 1],
-    sum_ns: AtomicU64,
+#[derive(Debug)]
+pub struct RequestTimes(Mutex<Requests>);
+
+impl Default for RequestTimes {
+    fn default() -> Self {
+        let up_to_seconds = BOUNDS.map(|bound| (bound, 0)).to_vec();
+        Self(Mutex::new(Requests { up_to_seconds, ..Requests::default() }))
+    }
 }
 
 impl RequestTimes {
@@ -27,24 +30,18 @@ impl RequestTimes {
     }
 
     fn add(&self, took: Duration) {
-        let keeps = |bound: &u64| took <= Duration::from_millis(*bound);
-        let bucket = BOUNDS_MS.iter().position(keeps).unwrap_or(BOUNDS_MS.len());
-        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
+        let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = took.as_secs_f64();
+        for (bound, count) in &mut requests.up_to_seconds {
+            *count += u64::from(seconds <= *bound);
+        }
+        requests.count += 1;
+        requests.seconds += seconds;
     }
 
     /// The counts now.
     pub fn read(&self) -> Requests {
-        let counts = self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
-        let first = |buckets| counts.iter().take(buckets).sum();
-        let bounds = BOUNDS_MS.map(|bound| Duration::from_millis(bound).as_secs_f64());
-        let took = Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed));
-        Requests {
-            up_to_seconds: bounds.into_iter().zip((1..).map(first)).collect(),
-            count: first(counts.len()),
-            seconds: took.as_secs_f64(),
-        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
