@@ -18,8 +18,6 @@ const LOG_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Stale {
     held: BTreeMap<Prefix, (Lease, Duration)>,
-    /// The earliest end.
-    next_end: Option<Duration>,
     unlogged: Released,
     logged_at: Option<Duration>,
 }
@@ -57,12 +55,11 @@ impl Stale {
     }
 
     pub(super) fn next_end(&self) -> Option<Duration> {
-        self.next_end
+        self.held.values().map(|(_, until)| *until).min()
     }
 
     pub(super) fn hold(&mut self, lease: Lease, until: Duration) {
         self.held.entry(lease.subnet).or_insert((lease, until));
-        self.next_end = Some(self.next_end.map_or(until, |end| end.min(until)));
     }
 
     /// Adds the held peers to `peers`, after releasing those that `peers` replace and those whose
@@ -81,7 +78,6 @@ impl Stale {
         });
         // What was held did not overlap each other when it was published.
         peers.extend(self.held.iter().map(|(subnet, (lease, _))| (*subnet, lease.clone())));
-        self.next_end = self.held.values().map(|(_, until)| *until).min();
         self.unlogged.left = self.held.len();
         let news = self.unlogged.leased + self.unlogged.over > 0;
         let quiet = self.logged_at.is_some_and(|at| now < at + LOG_PAUSE);
