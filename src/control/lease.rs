@@ -253,6 +253,12 @@ pub fn parse_key(key: &str) -> Option<Prefix> {
 }
 
 impl Lifetime {
+    /// Of a key in etcd, which that etcd lease ends, at a time that only its owner knows; 0 for
+    /// none.
+    pub(crate) fn etcd(id: i64) -> Self {
+        if id == 0 { Self::Reservation } else { Self::Leased { id, expires_unix: None } }
+    }
+
     /// The etcd lease; `None` of a reservation.
     pub(crate) fn id(self) -> Option<i64> {
         if let Self::Leased { id, .. } = self { Some(id) } else { None }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::calls::Calls;
 use super::etcd_claim::Claims;
 use super::etcd_connection::{Connection, SPACE_ADVICE, config_key};
 use super::etcd_lease::EtcdLease;
@@ -33,7 +32,7 @@ const SPARE_TTL_MIN: f64 = 0.9;
 /// Leases below a prefix of an etcd cluster.
 pub struct EtcdStore {
     pub(in crate::control) claims: Claims,
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
     prefix: String,
     /// The cluster that the last listing came from; 0 before the first.
     cluster: AtomicU64,
@@ -54,10 +53,6 @@ impl EtcdStore {
     /// The cluster that was last connected to, by its id; 0 before the first.
     pub(in crate::control) fn cluster(&self) -> u64 {
         self.connection.cluster.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn calls(&self) -> &Calls {
-        &self.connection.calls
     }
 
     /// Why etcd takes no writes, if an alarm says so. Asks one member, which writes nothing.
@@ -278,9 +273,6 @@ impl EtcdStore {
 }
 
 fn granted(lease: Lease, etcd_lease: Option<EtcdLease>) -> Granted {
-    let lifetime =
-        etcd_lease.map_or(Lifetime::Reservation, |EtcdLease { id, expires_unix, .. }| {
-            Lifetime::Leased { id, expires_unix: Some(expires_unix) }
-        });
+    let lifetime = Lifetime::etcd(etcd_lease.map_or(0, |lease| lease.id));
     Granted { lease: Lease { lifetime, ..lease }, expires: etcd_lease.map(|lease| lease.expires) }
 }

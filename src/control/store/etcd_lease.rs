@@ -15,18 +15,13 @@ pub(super) struct EtcdLease {
     pub(super) id: i64,
     /// By the boot clock, counted from before the request.
     pub(super) expires: Duration,
-    pub(super) expires_unix: u64,
     /// Whether it was granted just now, and has to go again if it is not needed.
     pub(super) fresh: bool,
 }
 
-impl EtcdLease {
-    /// For `ttl_seconds` from a request that was sent at `asked`.
-    fn new(id: i64, asked: Duration, ttl_seconds: i64, fresh: bool) -> Self {
-        let seconds = u64::try_from(ttl_seconds).unwrap_or(0);
-        let expires = asked + Duration::from_secs(seconds);
-        Self { id, expires, expires_unix: clock::unix_seconds().saturating_add(seconds), fresh }
-    }
+/// What an answer says of the time that is left.
+fn lasting(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
 impl Connection {
@@ -52,8 +47,8 @@ impl Connection {
                 }
             })
             .await?;
-        let lease = EtcdLease::new(id, asked, kept, false);
-        Ok((kept > 0 && lease.expires - asked >= least).then_some(lease))
+        let lease = EtcdLease { id, expires: asked + lasting(kept), fresh: false };
+        Ok((kept > 0 && lasting(kept) >= least).then_some(lease))
     }
 
     pub(super) async fn grant(&self, ttl: Duration) -> StoreResult<EtcdLease> {
@@ -64,7 +59,7 @@ impl Connection {
                 client.lease_grant(seconds, None).await
             })
             .await?;
-        Ok(EtcdLease::new(response.id(), asked, response.ttl(), true))
+        Ok(EtcdLease { id: response.id(), expires: asked + lasting(response.ttl()), fresh: true })
     }
 
     /// Best effort: an etcd lease that stays holds no key and lapses by itself.

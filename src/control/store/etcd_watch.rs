@@ -152,10 +152,7 @@ fn ended(detail: &str) -> StoreError {
 pub(super) fn decode(subnets: &str, found: &KeyValue) -> Result<Lease, Rejected> {
     let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or_else(|| found.key());
     let created_revision = found.create_revision();
-    let lifetime = match found.lease() {
-        0 => Lifetime::Reservation,
-        id => Lifetime::Leased { id, expires_unix: None },
-    };
+    let lifetime = Lifetime::etcd(found.lease());
     let lease = Lease::decode(key, found.value(), found.mod_revision())?;
     Ok(Lease { created_revision, lifetime, ..lease })
 }

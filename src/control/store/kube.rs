@@ -18,7 +18,6 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-use super::calls::Calls;
 use super::kube_connection::{Built, Connection, ITEM_BYTES_MAX, nodes};
 use super::kube_node::{
     NODE_PUBLIC_IP, Node, PUBLIC_IP_OVERWRITE, Page, condition_patch, unreadable,
@@ -40,8 +39,6 @@ use crate::route::Prefix;
 const PAGE_NODES: u32 = 250;
 /// Largest page: nearly ten times the usual size of a Node.
 const PAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// How often a listing begins anew because the server forgot the version it is of.
-const LISTINGS_MAX: usize = 3;
 /// Most pages: as many Nodes as a store may have leases, and as many that are none.
 const PAGES_MAX: usize = 2 * ENTRIES_MAX / PAGE_NODES as usize + 1;
 /// How long flannel waits for its first listing.
@@ -89,27 +86,11 @@ impl KubeStore {
         })
     }
 
-    /// How long the API takes to begin an answer.
-    pub(super) fn calls(&self) -> &Calls {
-        &self.connection.calls
-    }
-
     /// As the file says now: a ConfigMap that was changed is there within two minutes.
     pub(super) fn config(&self) -> StoreResult<Vec<u8>> {
         let path = self.network_config.display();
         read_network_config(&self.network_config)
             .map_err(|error| StoreError::NoConfig(format!("{path} ({error})")))
-    }
-
-    pub(super) async fn list(&self) -> StoreResult<Snapshot> {
-        for _ in 0..LISTINGS_MAX {
-            match self.list_once().await {
-                Err(StoreError::HistoryLost) => {}
-                other => return other,
-            }
-        }
-        let detail = "the API forgot the version that it was listing, again and again";
-        Err(StoreError::unavailable("listing Nodes", detail))
     }
 
     /// All leases for an operator, who is no node: what the Node of this name says is one like any
@@ -122,7 +103,7 @@ impl KubeStore {
         Ok(snapshot)
     }
 
-    async fn list_once(&self) -> StoreResult<Snapshot> {
+    pub(super) async fn list(&self) -> StoreResult<Snapshot> {
         let (mut snapshot, mut own) = (Snapshot::default(), None);
         let mut params = ListParams::default().limit(PAGE_NODES);
         for _ in 0..PAGES_MAX {
@@ -270,8 +251,7 @@ impl KubeStore {
     async fn write(&self) -> StoreResult<()> {
         match self.write_step().await? {
             Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => Ok(()),
-            Step::AwaitNode => Err(self.cannot_write("there is no such Node")),
-            Step::AwaitSubnet => Err(self.cannot_write("it has no pod cidr")),
+            Step::Await(why) => Err(self.cannot_write(why)),
             Step::Refuse(detail, _) => Err(self.cannot_write(&detail)),
         }
     }
@@ -288,7 +268,7 @@ impl KubeStore {
                 patch.clone()
             }
             Step::TellUp(_) => condition_patch(clock::unix_seconds()),
-            Step::Rest | Step::AwaitNode | Step::AwaitSubnet | Step::Refuse(..) => return Ok(step),
+            Step::Rest | Step::Await(_) | Step::Refuse(..) => return Ok(step),
         };
         let request = Request::patch(format!("/api/v1/nodes/{}/status", self.own.name))
             .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
@@ -354,18 +334,14 @@ impl KubeStore {
         if step == *told {
             return;
         }
-        let waiting = |why: &str| {
-            warn!(
-                "The Node {node:?} {why}: keeping the subnet {held} and all peers, and writing its \
-                 annotations when it is back"
-            );
-        };
         match &step {
             Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => {
                 info!("The Node {node:?} shows this node's subnet {held} again");
             }
-            Step::AwaitNode => waiting("is gone from the API"),
-            Step::AwaitSubnet => waiting("has no pod cidr any more"),
+            Step::Await(why) => warn!(
+                "The Node {node:?} {why}: keeping the subnet {held} and all peers, and writing its \
+                 annotations when it is back"
+            ),
             Step::Refuse(detail, _) => error!(
                 "Refusing the change of the Node {node:?}: {detail}, and this node's pods have \
                  addresses of {held}; going on with {held}, which other nodes may not route here. \

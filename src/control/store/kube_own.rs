@@ -24,22 +24,14 @@ pub(in crate::control) struct OwnNode {
 struct State {
     /// The subnet, and what the annotations should say.
     held: Option<(Prefix, LeaseAttributes)>,
-    seen: Seen,
+    /// As last seen; `None` if it is gone.
+    node: Option<Node>,
+    /// When that was; `None` while nothing is known.
+    seen: Option<i64>,
     /// Whether the network works and the Node may show it.
     is_up: bool,
     /// The uid of the Node that shows it.
     told_up: Option<String>,
-}
-
-/// The own Node as last seen.
-#[derive(Debug, Default)]
-enum Seen {
-    #[default]
-    Unknown,
-    Gone {
-        revision: i64,
-    },
-    There(Box<Node>),
 }
 
 /// What is due.
@@ -47,10 +39,8 @@ enum Seen {
 pub(super) enum Step {
     /// Nothing, until something changes.
     Rest,
-    /// There is no Node; it will come back.
-    AwaitNode,
-    /// The Node has no subnet; it will get one.
-    AwaitSubnet,
+    /// There is no Node, or it has no subnet, in words; it will come back.
+    Await(&'static str),
     /// The Node has another subnet, or none that can be used.
     Refuse(String, Option<Prefix>),
     /// The annotations are to be patched.
@@ -62,12 +52,6 @@ pub(super) enum Step {
     },
     /// The network works: the Node's condition is due.
     TellUp(String),
-}
-
-impl Seen {
-    fn of(node: Option<Node>, revision: i64) -> Self {
-        node.map_or(Self::Gone { revision }, |node| Self::There(Box::new(node)))
-    }
 }
 
 impl OwnNode {
@@ -91,22 +75,16 @@ impl OwnNode {
 
     /// An event or an answer about the Node, unless it is older than what is known.
     pub(super) fn note(&self, node: Node, deleted: bool) {
-        let mut state = self.state();
-        let known = match &state.seen {
-            Seen::Unknown => i64::MIN,
-            Seen::Gone { revision } => *revision,
-            Seen::There(node) => node.revision,
-        };
-        let revision = node.revision;
-        if revision >= known {
-            state.seen = Seen::of((!deleted).then_some(node), revision);
-            self.changed.notify_one();
+        let (seen, revision) = (self.state().seen, node.revision);
+        if seen.is_none_or(|seen| revision >= seen) {
+            self.listed((!deleted).then_some(node), revision);
         }
     }
 
     /// What a listing of `revision` has, which is true whatever was seen before.
     pub(super) fn listed(&self, node: Option<Node>, revision: i64) {
-        self.state().seen = Seen::of(node, revision);
+        let mut state = self.state();
+        (state.node, state.seen) = (node, Some(revision));
         self.changed.notify_one();
     }
 
@@ -133,20 +111,18 @@ impl OwnNode {
 
     /// What is wrong with the operator's address for the others, if something is.
     pub(super) fn wrong_overwrite(&self) -> Option<String> {
-        if let Seen::There(node) = &self.state().seen { node.overwrite().err() } else { None }
+        self.state().node.as_ref()?.overwrite().err()
     }
 
     /// What to do now.
     pub(super) fn next_step(&self, prefix: &str) -> Step {
         let state = self.state();
-        let Some((subnet, desired)) = &state.held else { return Step::Rest };
-        let node = match &state.seen {
-            Seen::Unknown => return Step::Rest,
-            Seen::Gone { .. } => return Step::AwaitNode,
-            Seen::There(node) => node,
+        let (Some((subnet, desired)), Some(_)) = (&state.held, state.seen) else {
+            return Step::Rest;
         };
+        let Some(node) = &state.node else { return Step::Await("is gone from the API") };
         match node.subnet() {
-            Ok(None) => Step::AwaitSubnet,
+            Ok(None) => Step::Await("has no pod cidr any more"),
             Err(detail) => Step::Refuse(detail, None),
             Ok(Some(other)) if other != *subnet => {
                 Step::Refuse(format!("its pod cidr is now {other}"), Some(other))

@@ -98,9 +98,9 @@ impl Store {
 
     fn calls(&self) -> Option<&Calls> {
         match self {
-            Self::Leased(Leased::Etcd(store)) => Some(store.calls()),
+            Self::Leased(Leased::Etcd(store)) => Some(&store.connection.calls),
             Self::Leased(_) => None,
-            Self::Assigned(store) => Some(store.calls()),
+            Self::Assigned(store) => Some(&store.connection.calls),
         }
     }
 
