@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use crate::config::network::NetworkConfig;
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime, Peers};
-use crate::control::peers::{self, Node};
+use crate::control::peers;
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::ENTRIES_MAX;
 use crate::failure::with_causes;
@@ -168,8 +168,7 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
 /// All of `entries`, if all can be peers beside each other.
 fn usable_peers(entries: Vec<Entry>, own: &Lease, network: Prefix) -> Result<Peers, CacheError> {
     let leases = entries.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
-    let node = Node { network, subnet: own.subnet, public_ip: own.attributes.public_ip };
-    let (peers, rejected) = peers::select(leases.iter(), &own.key, node);
+    let (peers, rejected) = peers::select(leases.iter(), own, network);
     rejected.first().map_or(Ok(peers), |Rejected { key, detail, .. }| Err(unusable(key, detail)))
 }
 

@@ -26,7 +26,7 @@ use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::control::machine::stale::{Released, Stale};
 pub(super) use crate::control::machine::state::Write;
 use crate::control::machine::state::{Asked, Follow, Outage, OwnEntry, REWRITE_PAUSE, Twin};
-use crate::control::peers::{self, Node};
+use crate::control::peers;
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, REJECTED_MAX, Snapshot};
 use crate::control::timing::Timing;
@@ -88,13 +88,11 @@ pub(super) enum Command {
     Publish(Arc<Peers>),
     /// How many there are, and how many of them are in their grace period.
     Count { peers: usize, held: usize },
-    /// Entries that are no leases, for counting.
-    Reject(Vec<Rejected>),
-    /// All the entries that are not used now.
+    /// All the entries that are not used now, for the status and for counting.
     Unused(Vec<Rejected>),
     /// A snapshot for an offline start.
     Remember(Known),
-    /// The store confirmed the own lease and the peers, which were from the cache.
+    /// The own lease and the published peers are the store's, and none are from the cache.
     Confirmed,
     /// When the own lease ends, in seconds since 1970.
     Expires(Option<u64>),
@@ -120,8 +118,6 @@ pub(super) struct Machine {
     own: OwnLease,
     /// Whether the own lease is from the cache, and the store has not confirmed it yet.
     from_cache: bool,
-    /// Whether it was confirmed, and the peers that go with that are yet to be published.
-    is_confirmation_due: bool,
     own_entry: OwnEntry,
     /// Earlier addresses of this node that the own entry may still show.
     moved_from: BTreeSet<Ipv4Addr>,
@@ -142,8 +138,6 @@ pub(super) struct Machine {
     mirror: BTreeMap<String, Lease>,
     /// What is there and can't be read, by key.
     unreadable: BTreeMap<String, Rejected>,
-    /// What was last said not to be used.
-    unused: Vec<Rejected>,
     /// The last revision that the mirror contains; `None` until everything was listed, and again
     /// when the mirror may have missed something.
     revision: Option<i64>,
@@ -192,7 +186,6 @@ impl Machine {
             asked: Asked::Nothing,
             own,
             from_cache: false,
-            is_confirmation_due: false,
             own_entry: OwnEntry::AsWritten,
             moved_from: BTreeSet::new(),
             unanswered: None,
@@ -204,7 +197,6 @@ impl Machine {
             twin: Twin::default(),
             mirror: BTreeMap::new(),
             unreadable: BTreeMap::new(),
-            unused: Vec::new(),
             revision: None,
             follow: Follow::Waiting { at: now.boot },
             followed: false,
@@ -368,9 +360,7 @@ impl Machine {
         if known || self.mirror.len() < ENTRIES_MAX {
             self.mirror.insert(lease.key.clone(), lease);
         } else {
-            let rejected = Rejected::too_many(lease.revision);
-            self.remember_unreadable(rejected.clone());
-            self.commands.push(Command::Reject(vec![rejected]));
+            self.remember_unreadable(Rejected::too_many(lease.revision));
         }
     }
 
@@ -392,17 +382,10 @@ impl Machine {
 
     fn publish(&mut self) {
         self.publish_at = None;
-        let (own, network) = (&self.own.lease, self.own.network);
-        let node = Node { network, subnet: own.subnet, public_ip: own.attributes.public_ip };
-        let (mut peers, rejected) = peers::select(self.mirror.values(), &own.key, node);
-        let unused: Vec<_> = self.unreadable.values().chain(&rejected).cloned().collect();
-        if !rejected.is_empty() {
-            self.commands.push(Command::Reject(rejected));
-        }
-        if unused != self.unused {
-            self.unused.clone_from(&unused);
-            self.commands.push(Command::Unused(unused));
-        }
+        let OwnLease { lease: own, network, .. } = &self.own;
+        let (mut peers, rejected) = peers::select(self.mirror.values(), own, *network);
+        let unused = self.unreadable.values().cloned().chain(rejected).collect();
+        self.commands.push(Command::Unused(unused));
         if let Some(released) = self.stale.join(&mut peers, self.now.boot) {
             let Released { leased, over, left } = released;
             let level = if over > 0 { Level::WARN } else { Level::INFO };
@@ -419,7 +402,7 @@ impl Machine {
             self.commands.push(Command::Publish(peers));
         }
         // After the store's peers are published: until then, they are the cache's.
-        if std::mem::take(&mut self.is_confirmation_due) {
+        if !self.from_cache {
             self.commands.push(Command::Confirmed);
         }
         self.remember();

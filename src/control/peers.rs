@@ -7,29 +7,19 @@ use crate::control::lease::{Lease, Peers};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::route::Prefix;
 
-/// What of this node decides who can be its peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Node {
-    /// The cluster's network.
-    pub network: Prefix,
-    /// This node's subnet.
-    pub subnet: Prefix,
-    /// This node's public address.
-    pub public_ip: Ipv4Addr,
-}
-
-/// The usable leases of other nodes, and what is wrong with the rest. `own_key` is skipped.
+/// The usable leases in `network` of other nodes than the one of `own`, and what is wrong with the
+/// rest.
 ///
 /// Of leases that overlap, the one made first stays: a later one cannot take traffic away.
 pub fn select<'a>(
     leases: impl Iterator<Item = &'a Lease>,
-    own_key: &str,
-    node: Node,
+    own: &Lease,
+    network: Prefix,
 ) -> (Peers, Vec<Rejected>) {
     let mut rejected = Vec::new();
     let mut usable = Vec::new();
-    for lease in leases.filter(|lease| lease.key != own_key) {
-        match node.objection(lease) {
+    for lease in leases.filter(|lease| lease.key != own.key) {
+        match objection(lease, own, network) {
             None => usable.push(lease),
             Some((reason, detail)) => rejected.push(rejection(lease, reason, detail)),
         }
@@ -55,22 +45,20 @@ pub fn same_ways(a: &Peers, b: &Peers) -> bool {
         })
 }
 
-impl Node {
-    fn objection(self, lease: &Lease) -> Option<(RejectReason, String)> {
-        let (subnet, address) = (lease.subnet, lease.attributes.public_ip);
-        let Self { network, subnet: own, public_ip } = self;
-        if !network.covers(subnet) {
-            let detail = format!("{subnet} lies outside the network {network}");
-            Some((RejectReason::OutsideNetwork, detail))
-        } else if subnet.overlaps(own) {
-            Some((RejectReason::OverlapsOwn, format!("{subnet} overlaps this node's {own}")))
-        } else if address == public_ip {
-            Some((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
-        } else if !is_host_address(address) {
-            Some((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
-        } else {
-            None
-        }
+fn objection(lease: &Lease, own: &Lease, network: Prefix) -> Option<(RejectReason, String)> {
+    let (subnet, address) = (lease.subnet, lease.attributes.public_ip);
+    if !network.covers(subnet) {
+        let detail = format!("{subnet} lies outside the network {network}");
+        Some((RejectReason::OutsideNetwork, detail))
+    } else if subnet.overlaps(own.subnet) {
+        let detail = format!("{subnet} overlaps this node's {}", own.subnet);
+        Some((RejectReason::OverlapsOwn, detail))
+    } else if address == own.attributes.public_ip {
+        Some((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
+    } else if !is_host_address(address) {
+        Some((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
+    } else {
+        None
     }
 }
 
@@ -100,16 +88,6 @@ mod tests {
     use super::*;
     use crate::control::lease::{LeaseAttributes, Lifetime};
 
-    const OWN: &str = "10.5.9.0-24";
-
-    fn node() -> Node {
-        Node {
-            network: "10.5.0.0/16".parse().unwrap(),
-            subnet: "10.5.9.0/24".parse().unwrap(),
-            public_ip: Ipv4Addr::new(192, 0, 2, 9),
-        }
-    }
-
     fn lease(subnet: &str, public_ip: &str, created_revision: i64) -> Lease {
         let subnet: Prefix = subnet.parse().unwrap();
         Lease {
@@ -123,7 +101,8 @@ mod tests {
     }
 
     fn selected(leases: &[Lease]) -> (Vec<String>, Vec<(String, RejectReason)>) {
-        let (peers, rejected) = select(leases.iter(), OWN, node());
+        let own = lease("10.5.9.0/24", "192.0.2.9", 2);
+        let (peers, rejected) = select(leases.iter(), &own, "10.5.0.0/16".parse().unwrap());
         let peers = peers.keys().map(Prefix::to_string).collect();
         (peers, rejected.into_iter().map(|r| (r.key, r.reason)).collect())
     }

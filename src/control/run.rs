@@ -185,8 +185,7 @@ impl<'a> Driver<'a> {
                 let mut state = status.edit();
                 (state.peers, state.held_peers) = (peers, held);
             }
-            Command::Reject(rejected) => status.reject(&rejected),
-            Command::Unused(unused) => status.edit().set_unused(&unused),
+            Command::Unused(unused) => status.set_unused(&unused),
             Command::Expires(unix_seconds) => status.edit().store.lease_expires_unix = unix_seconds,
             Command::CountForeignWrite => status.edit().store.written_by_others += 1,
             Command::Log(Level::WARN, text) => warn!("{text}"),

@@ -87,14 +87,6 @@ impl ControlState {
         let refused = self.refused_read.as_ref().or(self.refused_write.as_ref());
         refused.or(self.alarm.as_ref()).or(self.config_missing.as_ref()).cloned()
     }
-
-    /// The entries of the store that are not used from now on.
-    pub(super) fn set_unused(&mut self, entries: &[Rejected]) {
-        let example = entries.first().map(|entry| format!("{:?}: {}", entry.key, entry.detail));
-        self.store.unused_example = example;
-        self.store.unused.clear();
-        entries.iter().for_each(|entry| count(&mut self.store.unused, entry.reason));
-    }
 }
 
 fn count(counts: &mut BTreeMap<String, u64>, reason: RejectReason) {
@@ -140,6 +132,16 @@ impl ControlStatus {
         let is_news = state.store.duplicate_public_ip.as_deref() != holder;
         state.store.duplicate_public_ip = holder.map(str::to_owned);
         is_news
+    }
+
+    /// The entries of the store that are not used from now on.
+    pub(super) fn set_unused(&self, entries: &[Rejected]) {
+        self.reject(entries);
+        let store = &mut self.edit().store;
+        let example = entries.first().map(|entry| format!("{:?}: {}", entry.key, entry.detail));
+        store.unused_example = example;
+        store.unused.clear();
+        entries.iter().for_each(|entry| count(&mut store.unused, entry.reason));
     }
 
     /// Counts each entry on first sight and logs the first few of them.

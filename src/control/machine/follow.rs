@@ -81,7 +81,6 @@ impl Machine {
                 }
             }
             Change::Rejected(rejected) => {
-                self.commands.push(Command::Reject(vec![rejected.clone()]));
                 if self.is_news(&rejected.key, rejected.revision) {
                     self.mirror.remove(&rejected.key);
                     self.on_own_unreadable(&rejected);
@@ -171,19 +170,14 @@ impl Machine {
             self.mirror.clear();
             self.unreadable.clear();
         }
-        rejected.iter().for_each(|entry| self.remember_unreadable(entry.clone()));
-        for lease in leases {
-            self.insert(lease);
-        }
+        let own = rejected.iter().find(|rejected| rejected.key == self.own.lease.key).cloned();
+        rejected.into_iter().for_each(|entry| self.remember_unreadable(entry));
+        leases.into_iter().for_each(|lease| self.insert(lease));
         self.revision = Some(revision);
         // A change may be of what an incomplete listing lacks.
         self.listed_until = if complete { revision } else { self.listed_until.min(revision) };
         self.plan_publication();
         let accident = complete && self.hold_missing(wiped);
-        let own = rejected.iter().find(|rejected| rejected.key == self.own.lease.key).cloned();
-        if !rejected.is_empty() {
-            self.commands.push(Command::Reject(rejected));
-        }
         if shows_own || own.is_some() {
             self.own_read = asked_at.or(self.own_read);
         }

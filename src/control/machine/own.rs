@@ -216,7 +216,6 @@ impl Machine {
         }
         self.mirror.insert(found.key.clone(), found);
         if std::mem::take(&mut self.from_cache) {
-            self.is_confirmation_due = true;
             self.info(format!(
                 "The store confirmed the lease of {}; the cache is not needed now",
                 self.own.lease.subnet

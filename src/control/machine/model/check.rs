@@ -9,8 +9,8 @@ use super::super::End;
 use super::node::{Life, Op};
 use super::store::Point;
 use super::{Node, STALE_HOLD, World, network};
-use crate::control::lease::Lease;
-use crate::control::peers::{self, Node as View};
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::peers;
 use crate::control::snapshot::{Change, Snapshot};
 use crate::route::Prefix;
 
@@ -257,8 +257,10 @@ impl World {
 /// The peers of a node if the store is in this state.
 fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefix, Ipv4Addr> {
     let Some(subnet) = node.previous else { return BTreeMap::new() };
-    let view = View { network: network().network, subnet, public_ip: node.public_ip };
-    let (peers, _) = peers::select(state.iter(), &subnet.key(), view);
+    let (attributes, lifetime) = (node.attributes(), Lifetime::Reservation);
+    let key = subnet.key();
+    let own = Lease { subnet, key, attributes, revision: 0, created_revision: 0, lifetime };
+    let (peers, _) = peers::select(state.iter(), &own, network().network);
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
 }
 

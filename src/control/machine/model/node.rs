@@ -466,8 +466,7 @@ impl World {
                 Command::Remember(_) => {}
                 Command::Confirmed => self.check_confirmed(index),
                 Command::End(end) => ended = Some(end),
-                Command::Reject(_)
-                | Command::Unused(_)
+                Command::Unused(_)
                 | Command::Expires(_)
                 | Command::CountForeignWrite
                 | Command::Log(..) => {}
