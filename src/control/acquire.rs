@@ -53,9 +53,7 @@ impl SubnetManager {
             },
         };
         let Granted { lease, expires } = granted;
-        let own = OwnLease { lease, expires, network: config.network };
-        self.status.edit().store.lease_expires_unix = own.expires_unix();
-        Ok(own)
+        Ok(OwnLease { lease, expires, network: config.network })
     }
 
     /// What the node of `public_ip` published in an earlier run, if anything.

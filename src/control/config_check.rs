@@ -2,10 +2,12 @@
 //! applied while the daemon runs, because every pod could lose its address: log and status report
 //! it.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep, sleep_until};
+use futures_util::future::OptionFuture;
+use tokio::sync::Notify;
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::config::network::{NetworkConfig, shown};
@@ -24,93 +26,59 @@ const SHOWN_CHARS_MAX: usize = 200;
 /// is not there or not readable, for this reason: what runs goes on, a start would wait.
 type Compared = Result<Option<String>, String>;
 
-/// Reads the configuration again after each listing: a store that lost its data, was replaced or
-/// was edited shows at the next one. The file beside a store that is seldom listed is read again
-/// each minute.
-pub(super) struct ConfigCheck<'a> {
-    manager: &'a SubnetManager,
-    /// The configuration in use; nothing is compared without.
-    used: Option<NetworkConfig>,
-    /// Whether it is from the cache, and the store has not been asked yet.
-    from_cache: bool,
-    /// Whether it was read before the last listing.
-    is_listed: bool,
-    /// What was last logged, to log it once.
-    logged: Compared,
-    /// When to read the file beside the store, if there is one.
-    due: Option<Instant>,
-    under_way: Option<BoxFuture<'a, Compared>>,
-}
-
-impl<'a> ConfigCheck<'a> {
-    /// For the configuration that `manager` uses, which may be `from_cache`. If it is not, it was
-    /// read a moment ago, and the first listing is no reason to read it again.
-    pub(super) fn new(manager: &'a SubnetManager, from_cache: bool) -> Self {
-        let used = manager.used_config.get().cloned();
-        let (logged, under_way) = (Ok(None), None);
-        let due = manager.store.leased().is_none().then(|| next_reading(manager));
-        Self { manager, used, from_cache, is_listed: from_cache, logged, due, under_way }
-    }
-
-    /// Everything was listed: asks for the configuration, beside all that goes on.
-    pub(super) fn begin(&mut self) {
-        let is_due = std::mem::replace(&mut self.is_listed, true);
-        if let Some(used) = self.used.clone().filter(|_| is_due) {
-            self.under_way = Some(Box::pin(compare(self.manager, used)));
+impl SubnetManager {
+    /// Reads the configuration again after each listing, of which `listed` tells: a store that lost
+    /// its data, was replaced or was edited shows at the next one. The file beside a store that is
+    /// seldom listed is read again each minute. What is in use may be `from_cache`; if it is not,
+    /// it was read a moment ago, and the first listing is no reason to read it again.
+    pub(super) async fn check_config(&self, from_cache: bool, listed: &Notify) -> Infallible {
+        let Some(used) = self.used_config.get() else { return std::future::pending().await };
+        let is_file = self.store.leased().is_none();
+        let usual_pause = is_file.then(|| FILE_PERIOD.min(self.timing.relist_period));
+        let (mut is_first, mut logged, mut pause) = (from_cache, Ok(None), usual_pause);
+        if !from_cache {
+            listed.notified().await;
         }
-    }
-
-    /// Waits for the configuration, and logs what changed. Never ends if it was not
-    /// requested and will not be.
-    pub(super) async fn done(&mut self) {
-        let Some(under_way) = &mut self.under_way else {
-            let Some(due) = self.due else { return std::future::pending().await };
-            sleep_until(due).await;
-            self.due = Some(next_reading(self.manager));
-            return self.begin();
-        };
-        let found = under_way.await;
-        self.under_way = None;
-        let is_first = std::mem::take(&mut self.from_cache);
-        let unreadable = found.as_ref().err();
-        let is_file = self.manager.store.leased().is_none();
-        self.due = match unreadable {
-            Some(_) => Some(Instant::now() + MISSING_PERIOD),
-            None => is_file.then(|| next_reading(self.manager)),
-        };
-        {
-            let mut state = self.manager.status.edit();
+        loop {
+            tokio::select! {
+                () = listed.notified() => {}
+                Some(()) = OptionFuture::from(pause.map(sleep)) => {}
+            }
+            let found = compare(self, used).await;
+            let unreadable = found.as_ref().err();
+            pause = unreadable.map_or(usual_pause, |_| Some(MISSING_PERIOD));
+            let mut state = self.status.edit();
             state.restart_needed = matches!(found, Ok(Some(_)));
             let next = "this node goes on with the last one, and a restart would wait";
             state.config_missing = unreadable.map(|why| format!("{why}; {next}"));
-        }
-        if found == self.logged && !is_first {
-            return;
-        }
-        match &found {
-            Ok(None) => {
-                let whose = if is_first { "the cache" } else { "this node again" };
-                info!("The store has the network configuration of {whose}");
+            drop(state);
+            if found != logged || is_first {
+                tell(&found, is_first);
             }
-            Ok(Some(other)) => warn!(
-                "The network configuration in the store {other}; going on with the old one. To \
-                 apply the new one, restart weftd and then the pods of this host"
-            ),
-            Err(why) => warn!(
-                "Couldn't fetch network config: {why}; going on with the last one. A restart of \
-                 weftd would wait for it"
-            ),
+            (logged, is_first) = (found, false);
         }
-        self.logged = found;
     }
 }
 
-fn next_reading(manager: &SubnetManager) -> Instant {
-    Instant::now() + FILE_PERIOD.min(manager.timing.relist_period)
+fn tell(found: &Compared, is_first: bool) {
+    match found {
+        Ok(None) => {
+            let whose = if is_first { "the cache" } else { "this node again" };
+            info!("The store has the network configuration of {whose}");
+        }
+        Ok(Some(other)) => warn!(
+            "The network configuration in the store {other}; going on with the old one. To apply \
+             the new one, restart weftd and then the pods of this host"
+        ),
+        Err(why) => warn!(
+            "Couldn't fetch network config: {why}; going on with the last one. A restart of weftd \
+             would wait for it"
+        ),
+    }
 }
 
-/// Reads until the store answers: a listing that comes first asks anew.
-async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Compared {
+/// Reads until the store answers.
+async fn compare(manager: &SubnetManager, used: &NetworkConfig) -> Compared {
     let mut backoff = Backoff::default();
     let bytes = loop {
         match manager.network_config().await {
@@ -121,7 +89,7 @@ async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Compared {
         }
     };
     let found = NetworkConfig::parse(&bytes).map_err(|error| with_causes(&error))?;
-    Ok(difference(&used, &found))
+    Ok(difference(used, &found))
 }
 
 /// What differs in `found` from `used`, for an operator; `None` if nothing does.

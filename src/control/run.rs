@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, OptionFuture};
+use tokio::sync::Notify;
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
 use tracing::{Level, debug, info, warn};
@@ -13,7 +14,6 @@ use tracing::{Level, debug, info, warn};
 use crate::control::cache::Known;
 use crate::control::claim::next_attributes;
 use crate::control::clock;
-use crate::control::config_check::ConfigCheck;
 use crate::control::error::StoreResult;
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
@@ -64,9 +64,10 @@ impl SubnetManager {
         peers: &Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
-        let (timing, random, now) = (self.timing, fastrand::Rng::new(), now());
+        let (timing, random, now, listed) =
+            (self.timing, fastrand::Rng::new(), now(), Notify::new());
         let held = held.into();
-        let driver = Driver::new(self, peers, attributes, matches!(held, Held::Cached(_)));
+        let from_cache = matches!(held, Held::Cached(_));
         let machine = match held {
             Held::Leased(own) => Machine::new(own, renew_margin, timing, random, now),
             Held::Cached(known) => {
@@ -74,7 +75,30 @@ impl SubnetManager {
                 Machine::from_cache(known, renew_margin, timing, random, now)
             }
         };
-        self.keep(machine, driver).await
+        let told = attributes.borrow().clone();
+        let driver = Driver {
+            manager: self,
+            peers,
+            listed: &listed,
+            attributes: attributes.clone(),
+            told,
+            request: None,
+            watch: None,
+        };
+        let keep = async {
+            match &self.store {
+                Store::Leased(store) => self.keep_claim(store, attributes, peers.subscribe()).await,
+                Store::Assigned(store) => store.keep(&self.status).await,
+            }
+        };
+        let end = tokio::select! {
+            end = driver.drive(machine) => end,
+            never = keep => match never {},
+            never = self.check_config(from_cache, &listed) => match never {},
+        };
+        // flannel's last words on a lost lease, however it was lost.
+        warn!("Lease has been revoked. Shutting down daemon.");
+        end
     }
 
     async fn write(&self, what: Write, held: &Lease) -> StoreResult<Granted> {
@@ -94,23 +118,6 @@ impl SubnetManager {
         }
         written
     }
-
-    async fn keep(&self, machine: Machine, driver: Driver<'_>) -> End {
-        let (attributes, peers) = (driver.attributes.clone(), driver.peers.subscribe());
-        let keep = async {
-            match &self.store {
-                Store::Leased(store) => self.keep_claim(store, attributes, peers).await,
-                Store::Assigned(store) => store.keep(&self.status).await,
-            }
-        };
-        let end = tokio::select! {
-            end = driver.drive(machine) => end,
-            never = keep => match never {},
-        };
-        // flannel's last words on a lost lease, however it was lost.
-        warn!("Lease has been revoked. Shutting down daemon.");
-        end
-    }
 }
 
 fn now() -> Now {
@@ -123,26 +130,16 @@ type Answer = (Option<Watch>, Event);
 struct Driver<'a> {
     manager: &'a SubnetManager,
     peers: &'a Sender<Arc<Peers>>,
+    /// Told of each listing.
+    listed: &'a Notify,
     attributes: Receiver<LeaseAttributes>,
     /// As last seen.
     told: LeaseAttributes,
     request: Option<BoxFuture<'a, Answer>>,
     watch: Option<Watch>,
-    config_check: ConfigCheck<'a>,
 }
 
 impl<'a> Driver<'a> {
-    fn new(
-        manager: &'a SubnetManager,
-        peers: &'a Sender<Arc<Peers>>,
-        attributes: Receiver<LeaseAttributes>,
-        from_cache: bool,
-    ) -> Self {
-        let config_check = ConfigCheck::new(manager, from_cache);
-        let told = attributes.borrow().clone();
-        Self { manager, peers, attributes, told, request: None, watch: None, config_check }
-    }
-
     async fn drive(mut self, mut machine: Machine) -> End {
         info!("Watching for new subnet leases");
         let mut event = Event::Timer;
@@ -209,7 +206,7 @@ impl<'a> Driver<'a> {
                 self.watch = watch.or_else(|| self.watch.take());
                 if let Event::Listed(Ok(_)) = event {
                     self.manager.status.edit().relists += 1;
-                    self.config_check.begin();
+                    self.listed.notify_one();
                 }
                 event
             }
@@ -218,7 +215,6 @@ impl<'a> Driver<'a> {
             {
                 Event::Changed(self.manager.noted(changes))
             }
-            () = self.config_check.done() => Event::Timer,
             attributes = next_attributes(&mut self.attributes) => {
                 let before = std::mem::replace(&mut self.told, attributes.clone());
                 // Told again without a change: another address, behind the same PublicIP.

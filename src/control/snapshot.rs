@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use crate::control::clock;
 use crate::control::lease::{Lease, parse_key};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::route::Prefix;
@@ -125,14 +124,6 @@ impl Rejected {
             detail: format!("the store holds more than {ENTRIES_MAX} leases"),
             revision,
         }
-    }
-}
-
-impl OwnLease {
-    /// Seconds since 1970 at which the lease ends; `None` for a reservation.
-    pub fn expires_unix(&self) -> Option<u64> {
-        let left = self.expires?.saturating_sub(clock::boot_time());
-        Some(clock::unix_seconds().saturating_add(left.as_secs()))
     }
 }
 

@@ -42,7 +42,7 @@ async fn the_annotations_are_flannels_to_the_byte() {
     assert_eq!(host.manager.describe(), "Kubernetes Subnet Manager - n1");
     let own = host.acquire(1).await.unwrap();
     assert_eq!(own.lease.subnet.to_string(), "10.244.1.0/24");
-    assert_eq!(own.expires_unix(), None, "a Node's subnet does not expire");
+    assert_eq!(own.expires, None, "a Node's subnet does not expire");
     let patches = api.seen(What::Patch);
     assert_eq!(patches.len(), 1);
     assert_eq!(patches[0].path, "/api/v1/nodes/n1/status", "not the status subresource");
