@@ -274,6 +274,12 @@ impl Lifetime {
 }
 
 impl Lease {
+    /// A reservation that no store has yet.
+    pub fn new(subnet: Prefix, attributes: LeaseAttributes) -> Self {
+        let (key, lifetime) = (subnet.key(), Lifetime::Reservation);
+        Self { subnet, key, attributes, revision: 0, created_revision: 0, lifetime }
+    }
+
     /// Reads one entry of a store as the local one has it: its value tells the lease's end, nothing
     /// when it was made. What is not a lease is returned as such, for counting.
     pub fn decode(key: &[u8], value: &[u8], revision: i64) -> Result<Self, Rejected> {
@@ -286,14 +292,10 @@ impl Lease {
             return Err(rejected(shown, RejectReason::BadKey, detail));
         };
         match LeaseAttributes::with_end_from_json(value) {
-            Ok((attributes, expires_unix)) => Ok(Self {
-                subnet,
-                key,
-                attributes,
-                revision,
-                created_revision: 0,
-                lifetime: Lifetime::until(expires_unix),
-            }),
+            Ok((attributes, expires_unix)) => {
+                let lifetime = Lifetime::until(expires_unix);
+                Ok(Self { key, revision, lifetime, ..Self::new(subnet, attributes) })
+            }
             Err(error) => Err(rejected(key, error.reason(), with_causes(&error))),
         }
     }

@@ -114,7 +114,7 @@ impl SubnetManager {
 
     /// How long the store's answers take; nothing for a store of files.
     pub fn request_times(&self) -> Option<Arc<RequestTimes>> {
-        self.store.request_times()
+        self.store.calls().map(|calls| Arc::clone(&calls.times))
     }
 
     /// The store's content after each change and each listing, never what came from the cache.
@@ -133,9 +133,8 @@ impl SubnetManager {
 
     /// The network works: a store that assigns subnets may tell the cluster.
     pub fn network_is_up(&self) {
-        match &self.store {
-            Store::Leased(_) => {}
-            Store::Assigned(store) => store.network_is_up(),
+        if let Store::Assigned(store) = &self.store {
+            store.network_is_up();
         }
     }
 

@@ -46,12 +46,6 @@ impl Held {
     }
 }
 
-impl From<OwnLease> for Held {
-    fn from(own: OwnLease) -> Self {
-        Self::Leased(own)
-    }
-}
-
 impl SubnetManager {
     /// Renews what is `held` when less than `renew_margin` of it is left, follows the other nodes
     /// and publishes all of them in `peers` after each change. While the store is away the last
@@ -59,14 +53,13 @@ impl SubnetManager {
     /// follows. Ends when the subnet is lost; may be dropped at any time.
     pub async fn run(
         &self,
-        held: impl Into<Held>,
+        held: Held,
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
         let (timing, random, now, listed) =
             (self.timing, fastrand::Rng::new(), now(), Notify::new());
-        let held = held.into();
         let from_cache = matches!(held, Held::Cached(_));
         let machine = match held {
             Held::Leased(own) => Machine::new(own, renew_margin, timing, random, now),

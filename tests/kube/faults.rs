@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use weft::config::network::NetworkConfig;
 use weft::control::rejected::RejectReason;
+use weft::control::run::Held;
 use weft::control::timing::Timing;
 
 use crate::support::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
@@ -131,7 +132,7 @@ async fn connections_of_the_address_before_are_left_at_once() {
     let own = host.acquire(1).await.unwrap();
     let (sender, peers) = watch::channel(Arc::default());
     let (attributes, said) = watch::channel(own.lease.attributes.clone());
-    let run = async { host.manager.run(own, control::MARGIN, &sender, said).await };
+    let run = async { host.manager.run(Held::Leased(own), control::MARGIN, &sender, said).await };
     let follow = async {
         for number in 2..5 {
             // The relay keeps what was silent, which the API takes for live.

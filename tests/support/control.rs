@@ -14,7 +14,7 @@ use weft::config::options::{EtcdOptions, StoreOptions};
 use weft::control::error::ConnectError;
 use weft::control::lease::{LeaseAttributes, Peers};
 use weft::control::manager::SubnetManager;
-use weft::control::run::End;
+use weft::control::run::{End, Held};
 use weft::control::snapshot::OwnLease;
 use weft::control::timing::Timing;
 use weft::route::Prefix;
@@ -108,7 +108,8 @@ impl Running {
         let (sender, peers) = watch::channel(Arc::default());
         let (_fixed, attributes) = watch::channel(own.lease.attributes.clone());
         let runner = Arc::clone(&manager);
-        let task = tokio::spawn(async move { runner.run(own, margin, &sender, attributes).await });
+        let held = Held::Leased(own);
+        let task = tokio::spawn(async move { runner.run(held, margin, &sender, attributes).await });
         Self { peers, task, manager }
     }
 

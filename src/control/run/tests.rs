@@ -30,7 +30,7 @@ async fn run(
     peers: &Sender<Arc<Peers>>,
 ) -> End {
     let (_fixed, attributes) = tokio::sync::watch::channel(own.lease.attributes.clone());
-    manager.run(own, margin, peers, attributes).await
+    manager.run(Held::Leased(own), margin, peers, attributes).await
 }
 
 struct Daemon {

@@ -11,8 +11,8 @@ use crate::control::request_times::RequestTimes;
 
 /// Of one store.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
-    pub(super) times: Arc<RequestTimes>,
+pub(in crate::control) struct Calls {
+    pub(in crate::control) times: Arc<RequestTimes>,
     /// How often this host has moved.
     moves: watch::Sender<u64>,
 }

@@ -154,8 +154,7 @@ impl EtcdStore {
             Some(ttl) => Some(self.grant(ttl).await?),
             None => None,
         };
-        let (key, attributes, lifetime) = (subnet.key(), value.clone(), Lifetime::Reservation);
-        let absent = Lease { subnet, key, attributes, revision: 0, created_revision: 0, lifetime };
+        let absent = Lease::new(subnet, value.clone());
         self.write("creating the lease", &absent, etcd_lease, phase).await
     }
 

@@ -28,7 +28,7 @@ use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
 use crate::control::clock;
 use crate::control::error::{AcquireError, ConnectError, StoreError, StoreResult};
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::ControlStatus;
@@ -150,14 +150,7 @@ impl KubeStore {
 
     /// The own lease, which has no version of its own: nobody else writes it.
     fn lease(&self, subnet: Prefix, attributes: LeaseAttributes) -> Lease {
-        Lease {
-            subnet,
-            key: self.own.name.clone(),
-            attributes,
-            revision: 0,
-            created_revision: 0,
-            lifetime: Lifetime::Reservation,
-        }
+        Lease { key: self.own.name.clone(), ..Lease::new(subnet, attributes) }
     }
 
     /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels

@@ -10,7 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::control::clock;
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime, RawJson, VALUE_BYTES_MAX};
+use crate::control::lease::{Lease, LeaseAttributes, RawJson};
 use crate::control::peers::is_host_address;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
@@ -148,25 +148,18 @@ impl Node {
         if self.said("kube-subnet-manager") != "true" {
             return None;
         }
+        let read = || {
+            let bad = |detail| (RejectReason::BadKey, detail);
+            let subnet = self.subnet().map_err(bad)?;
+            let subnet = subnet.ok_or_else(|| bad("its pod cidr is not assigned".to_owned()))?;
+            // Of two Nodes with one subnet, the one that was made first has it.
+            let created_revision = self.created_unix;
+            let (key, revision) = (self.name.clone(), self.revision);
+            let lease = Lease::new(subnet, self.attributes()?);
+            Ok(Lease { key, revision, created_revision, ..lease })
+        };
         let (key, revision) = (self.name.clone(), self.revision);
-        let found = self.assigned().and_then(|subnet| Ok((subnet, self.attributes()?)));
-        Some(match found {
-            Ok((subnet, attributes)) => Ok(Lease {
-                subnet,
-                key,
-                attributes,
-                revision,
-                // Of two Nodes with one subnet, the one that was made first has it.
-                created_revision: self.created_unix,
-                lifetime: Lifetime::Reservation,
-            }),
-            Err((reason, detail)) => Err(Rejected { key, reason, detail, revision }),
-        })
-    }
-
-    fn assigned(&self) -> Result<Prefix, (RejectReason, String)> {
-        let subnet = self.subnet().map_err(|detail| (RejectReason::BadKey, detail))?;
-        subnet.ok_or_else(|| (RejectReason::BadKey, "its pod cidr is not assigned".to_owned()))
+        Some(read().map_err(|(reason, detail)| Rejected { key, reason, detail, revision }))
     }
 
     /// What its annotations say.
@@ -177,7 +170,13 @@ impl Node {
             return Err(bad(format!("its public-ip {public_ip:?} is no IPv4 address")));
         };
         // Those of IPv6 are nobody's here: wrong ones are no reason to lose the Node.
-        let backend_data = self.json("backend-data")?;
+        let backend_data = match self.said("backend-data") {
+            "" | "null" => None,
+            text => Some(
+                RawJson::from_text(text.to_owned())
+                    .map_err(|error| bad(format!("its backend-data is no JSON: {error}")))?,
+            ),
+        };
         let attributes = LeaseAttributes::of(self.said("backend-type"), public_ip, backend_data);
         // The same bounds as for a value of etcd.
         let checked = attributes.to_json().and_then(|value| LeaseAttributes::from_json(&value));
@@ -217,19 +216,6 @@ impl Node {
             wanted.into_iter().map(|(name, text)| (format!("{prefix}{name}"), text)).collect();
         let patch = serde_json::json!({ "metadata": { "annotations": differs } });
         (!differs.is_empty()).then(|| patch.to_string())
-    }
-
-    /// The JSON in the annotation `name`.
-    fn json(&self, name: &str) -> Result<Option<RawJson>, (RejectReason, String)> {
-        match self.said(name) {
-            "" | "null" => Ok(None),
-            text if text.len() > VALUE_BYTES_MAX => {
-                Err((RejectReason::TooLarge, format!("its {name} has {} bytes", text.len())))
-            }
-            text => RawJson::from_text(text.to_owned()).map(Some).map_err(|error| {
-                (RejectReason::BadValue, format!("its {name} is no JSON: {error}"))
-            }),
-        }
     }
 }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::control::lease::Lifetime;
 
 const P: &str = "flannel.alpha.coreos.com/";
 

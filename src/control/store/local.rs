@@ -131,7 +131,7 @@ fn write(
     let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1));
     let revision = locked.write(&key, &attributes.to_json_until(expires_unix)?)?;
     let lifetime = Lifetime::until(expires_unix);
-    let lease = Lease { subnet, key, attributes, revision, created_revision: 0, lifetime };
+    let lease = Lease { key, revision, lifetime, ..Lease::new(subnet, attributes) };
     Ok(Granted { lease, expires })
 }
 

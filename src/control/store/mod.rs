@@ -36,7 +36,6 @@ use self::kube_watch::KubeWatch;
 use crate::control::error::StoreResult;
 use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes};
-use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 
@@ -96,17 +95,13 @@ impl Store {
         if let Self::Leased(Leased::Etcd(store)) = self { Some(store) } else { None }
     }
 
-    fn calls(&self) -> Option<&Calls> {
+    /// The calls of a store that is no directory of files.
+    pub(super) fn calls(&self) -> Option<&Calls> {
         match self {
             Self::Leased(Leased::Etcd(store)) => Some(&store.connection.calls),
             Self::Leased(_) => None,
             Self::Assigned(store) => Some(&store.connection.calls),
         }
-    }
-
-    /// How long requests take; nothing for files.
-    pub fn request_times(&self) -> Option<Arc<RequestTimes>> {
-        self.calls().map(|calls| Arc::clone(&calls.times))
     }
 
     /// This host has another address: its connections are made anew.

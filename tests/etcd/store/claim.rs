@@ -11,7 +11,7 @@ use weft::config::options::{Credentials, EtcdOptions, Secret};
 use weft::control::identity::NodeIdentity;
 use weft::control::lease::LeaseAttributes;
 use weft::control::manager::SubnetManager;
-use weft::control::run::End;
+use weft::control::run::{End, Held};
 use weft::control::snapshot::OwnLease;
 use weft::control::timing::Timing;
 
@@ -332,7 +332,7 @@ fn start_moving(
 ) -> (watch::Sender<LeaseAttributes>, JoinHandle<End>) {
     let (sender, _peers) = watch::channel(Arc::default());
     let (attributes, said) = watch::channel(own.lease.attributes.clone());
-    let run = async move { manager.run(own, MARGIN, &sender, said).await };
+    let run = async move { manager.run(Held::Leased(own), MARGIN, &sender, said).await };
     (attributes, tokio::spawn(run))
 }
 

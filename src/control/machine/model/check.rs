@@ -9,7 +9,7 @@ use super::super::End;
 use super::node::{Life, Op};
 use super::store::Point;
 use super::{Node, STALE_HOLD, World, network};
-use crate::control::lease::{Lease, Lifetime};
+use crate::control::lease::Lease;
 use crate::control::peers;
 use crate::control::snapshot::{Change, Snapshot};
 use crate::route::Prefix;
@@ -257,9 +257,7 @@ impl World {
 /// The peers of a node if the store is in this state.
 fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefix, Ipv4Addr> {
     let Some(subnet) = node.previous else { return BTreeMap::new() };
-    let (attributes, lifetime) = (node.attributes(), Lifetime::Reservation);
-    let key = subnet.key();
-    let own = Lease { subnet, key, attributes, revision: 0, created_revision: 0, lifetime };
+    let own = Lease::new(subnet, node.attributes());
     let (peers, _) = peers::select(state.iter(), &own, network().network);
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
 }
