@@ -160,16 +160,14 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
         ));
     }
     let network = config.network;
-    let peers = Arc::new(usable_peers(peers, &own, network)?);
+    let leases = peers.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
+    let (peers, rejected) = peers::select(leases.iter(), &own, network);
+    if let Some(Rejected { key, detail, .. }) = rejected.first() {
+        return Err(unusable(key, detail));
+    }
+    let peers = Arc::new(peers);
     let known = Known { as_of_unix, revision, cluster, network, own, ends_unix, peers };
     Ok(Cache { config, known })
-}
-
-/// All of `entries`, if all can be peers beside each other.
-fn usable_peers(entries: Vec<Entry>, own: &Lease, network: Prefix) -> Result<Peers, CacheError> {
-    let leases = entries.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
-    let (peers, rejected) = peers::select(leases.iter(), own, network);
-    rejected.first().map_or(Ok(peers), |Rejected { key, detail, .. }| Err(unusable(key, detail)))
 }
 
 /// The wall clock is all there is to go by after a boot. One that is ahead refuses too much, and

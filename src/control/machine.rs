@@ -387,7 +387,7 @@ impl Machine {
         let unused = self.unreadable.values().cloned().chain(rejected).collect();
         self.commands.push(Command::Unused(unused));
         if let Some(released) = self.stale.join(&mut peers, self.now.boot) {
-            let Released { leased, over, left } = released;
+            let (Released { leased, over }, left) = (released, self.stale.len());
             let level = if over > 0 { Level::WARN } else { Level::INFO };
             let text = format!(
                 "Of the vanished peers in their grace period, {leased} have a lease again or were \

@@ -29,8 +29,6 @@ pub(super) struct Released {
     pub(super) leased: usize,
     /// The time was over.
     pub(super) over: usize,
-    /// Still held.
-    pub(super) left: usize,
 }
 
 /// Whether so many of `peers` that vanish at once are an accident and no administration: more
@@ -78,7 +76,6 @@ impl Stale {
         });
         // What was held did not overlap each other when it was published.
         peers.extend(self.held.iter().map(|(subnet, (lease, _))| (*subnet, lease.clone())));
-        self.unlogged.left = self.held.len();
         let news = self.unlogged.leased + self.unlogged.over > 0;
         let quiet = self.logged_at.is_some_and(|at| now < at + LOG_PAUSE);
         if !news || (quiet && !self.held.is_empty()) {
