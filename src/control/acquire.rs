@@ -147,7 +147,7 @@ impl SubnetManager {
         if config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
             let lease = Lease { attributes: attributes.clone(), ..held.clone() };
-            let updated = store.update(&lease, self.timing.lease_ttl, Phase::Starts).await;
+            let updated = store.write(&lease, self.timing.lease_ttl, Phase::Starts).await;
             return Ok(Some(self.noted_write(updated)?));
         }
         info!(
@@ -165,9 +165,10 @@ impl SubnetManager {
         subnets: impl Iterator<Item = Prefix>,
         attributes: &LeaseAttributes,
     ) -> Result<Option<Granted>, AcquireError> {
-        let (ttl, mut lost) = (Some(self.timing.lease_ttl), String::new());
+        let mut lost = String::new();
         for subnet in subnets {
-            let created = store.create(subnet, attributes, ttl, Phase::Starts).await;
+            let wanted = Lease::wanted(subnet, attributes.clone());
+            let created = store.write(&wanted, self.timing.lease_ttl, Phase::Starts).await;
             match self.noted_write(created) {
                 Err(StoreError::Conflict(key)) => lost = key,
                 created => {

@@ -41,8 +41,8 @@ impl SubnetManager {
         let store = self.writable()?;
         let config = NetworkConfig::parse(&self.store.config().await?)?;
         may_reserve(&config, &self.store.list().await?, subnet, public_ip)?;
-        let attributes = LeaseAttributes::udp(public_ip);
-        Ok(store.create(subnet, &attributes, None, Phase::Runs).await?.lease)
+        let reservation = Lease::reservation(subnet, LeaseAttributes::udp(public_ip));
+        Ok(store.write(&reservation, self.timing.lease_ttl, Phase::Runs).await?.lease)
     }
 
     /// Deletes the lease or reservation of `subnet`, unless its node lives, or may live and the

@@ -37,7 +37,8 @@ pub struct Lease {
     pub key: String,
     /// What the node publishes.
     pub attributes: LeaseAttributes,
-    /// The store's version of this entry: equal only if nobody wrote in between.
+    /// The store's version of this entry: equal only if nobody wrote in between; 0 if no store has
+    /// it yet.
     pub revision: i64,
     /// When the entry was made, in revisions; 0 in a store that does not know.
     pub created_revision: i64,
@@ -52,7 +53,7 @@ pub enum Lifetime {
     Reservation,
     /// Until the lease runs out.
     Leased {
-        /// The etcd lease; 0 in the local store.
+        /// The etcd lease; 0 in the local store, and before there is one.
         id: i64,
         /// Seconds since 1970, where the store shows it: etcd does not for other nodes.
         expires_unix: Option<u64>,
@@ -112,7 +113,7 @@ pub enum ValueError {
     TooLarge(usize),
     /// Not the JSON of a lease.
     #[error("the value is not a lease such as {{\"PublicIP\":\"192.0.2.1\"}}")]
-    Malformed(#[source] serde_json::Error),
+    Malformed(#[from] serde_json::Error),
 }
 
 impl ValueError {
@@ -148,7 +149,7 @@ impl LeaseAttributes {
 
     /// The value's bytes; an error if it would be larger than readers accept.
     pub fn to_json(&self) -> Result<Vec<u8>, ValueError> {
-        let value = serde_json::to_vec(self).map_err(ValueError::Malformed)?;
+        let value = serde_json::to_vec(self)?;
         if value.len() > VALUE_BYTES_MAX {
             return Err(ValueError::TooLarge(value.len()));
         }
@@ -179,10 +180,6 @@ impl LeaseAttributes {
         if value.len() > VALUE_BYTES_MAX {
             return Err(ValueError::TooLarge(value.len()));
         }
-        Self::parse(value).map_err(ValueError::Malformed)
-    }
-
-    fn parse(value: &[u8]) -> serde_json::Result<(Self, Option<u64>)> {
         // Of equal names the last one stays.
         let fields: BTreeMap<Name, &RawValue> = serde_json::from_slice(value)?;
         let mut attributes = Self::udp(Ipv4Addr::UNSPECIFIED);
@@ -274,8 +271,14 @@ impl Lifetime {
 }
 
 impl Lease {
-    /// A reservation that no store has yet.
-    pub fn new(subnet: Prefix, attributes: LeaseAttributes) -> Self {
+    /// To be taken for a while; no store has it yet.
+    pub fn wanted(subnet: Prefix, attributes: LeaseAttributes) -> Self {
+        let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
+        Self { lifetime, ..Self::reservation(subnet, attributes) }
+    }
+
+    /// To be kept for ever; no store has it yet.
+    pub fn reservation(subnet: Prefix, attributes: LeaseAttributes) -> Self {
         let (key, lifetime) = (subnet.key(), Lifetime::Reservation);
         Self { subnet, key, attributes, revision: 0, created_revision: 0, lifetime }
     }
@@ -294,7 +297,7 @@ impl Lease {
         match LeaseAttributes::with_end_from_json(value) {
             Ok((attributes, expires_unix)) => {
                 let lifetime = Lifetime::until(expires_unix);
-                Ok(Self { key, revision, lifetime, ..Self::new(subnet, attributes) })
+                Ok(Self { key, revision, lifetime, ..Self::reservation(subnet, attributes) })
             }
             Err(error) => Err(rejected(key, error.reason(), with_causes(&error))),
         }

@@ -99,10 +99,11 @@ impl SubnetManager {
         let written = match (&self.store, what) {
             (Store::Leased(store), Write::Renew) => store.renew(held, ttl).await,
             (Store::Leased(store), Write::Restore | Write::Repair) => {
-                store.update(held, ttl, Phase::Runs).await
+                store.write(held, ttl, Phase::Runs).await
             }
             (Store::Leased(store), Write::Retake) => {
-                store.create(held.subnet, &held.attributes, Some(ttl), Phase::Runs).await
+                let wanted = Lease::wanted(held.subnet, held.attributes.clone());
+                store.write(&wanted, ttl, Phase::Runs).await
             }
             (Store::Assigned(store), _) => store.publish(held.subnet, &held.attributes).await,
         };

@@ -13,10 +13,9 @@ use crate::config::options::EtcdOptions;
 use crate::control::clock;
 use crate::control::error::{ConnectError, StoreError, StoreResult};
 use crate::control::identity::{Phase, holder_of};
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::Names;
-use crate::route::Prefix;
 use etcd_client::{
     Client, Compare, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, TxnOp,
 };
@@ -142,30 +141,14 @@ impl EtcdStore {
         Ok((of, false))
     }
 
-    /// Without `ttl` for ever.
-    pub(super) async fn create(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
-        ttl: Option<Duration>,
-        phase: Phase,
-    ) -> StoreResult<Granted> {
-        let etcd_lease = match ttl {
-            Some(ttl) => Some(self.grant(ttl).await?),
-            None => None,
-        };
-        let absent = Lease::new(subnet, value.clone());
-        self.write("creating the lease", &absent, etcd_lease, phase).await
-    }
-
-    pub(super) async fn update(
+    pub(super) async fn write(
         &self,
         lease: &Lease,
         ttl: Duration,
         phase: Phase,
     ) -> StoreResult<Granted> {
         let etcd_lease = self.extend(lease.lifetime, ttl).await?;
-        self.write("updating the lease", lease, etcd_lease, phase).await
+        self.put("writing the lease", lease, etcd_lease, phase).await
     }
 
     /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only
@@ -174,7 +157,7 @@ impl EtcdStore {
         let operation = "renewing the lease";
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
         if etcd_lease.is_some_and(|lease| lease.fresh) {
-            return self.write(operation, held, etcd_lease, Phase::Runs).await;
+            return self.put(operation, held, etcd_lease, Phase::Runs).await;
         }
         let look = TxnOp::get(self.path(&held.key), Some(GetOptions::new().with_count_only()));
         self.compare_and_swap(operation, held, None, look).await?;
@@ -189,7 +172,7 @@ impl EtcdStore {
     /// Writes `lease` over the entry of its revision, bound to `etcd_lease`. After a write of
     /// unknown outcome the latter stays, because to revoke it would delete the key that it may hold
     /// by now: the next listing shows what happened.
-    async fn write(
+    async fn put(
         &self,
         operation: &'static str,
         lease: &Lease,
@@ -254,19 +237,17 @@ impl EtcdStore {
     /// The lease for a key of this lifetime, alive for at least `ttl`; `None` for a reservation.
     async fn extend(&self, lifetime: Lifetime, ttl: Duration) -> StoreResult<Option<EtcdLease>> {
         let Lifetime::Leased { id, .. } = lifetime else { return Ok(None) };
-        match self.connection.keep_alive(id, ttl).await? {
-            Some(lease) => Ok(Some(lease)),
-            None => self.grant(ttl).await.map(Some),
+        if id != 0
+            && let Some(kept) = self.connection.keep_alive(id, ttl).await?
+        {
+            return Ok(Some(kept));
         }
-    }
-
-    /// A lease that no key has: one serves all tries, so that a lost race costs one request.
-    async fn grant(&self, ttl: Duration) -> StoreResult<EtcdLease> {
+        // One that no key has serves all tries, so that a lost race costs one request.
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let fresh_until = clock::boot_time() + ttl.mul_f64(SPARE_TTL_MIN);
         match spare.filter(|spare| spare.expires >= fresh_until) {
-            Some(spare) => Ok(spare),
-            None => self.connection.grant(ttl).await,
+            Some(spare) => Ok(Some(spare)),
+            None => self.connection.grant(ttl).await.map(Some),
         }
     }
 }

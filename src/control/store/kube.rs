@@ -150,7 +150,7 @@ impl KubeStore {
 
     /// The own lease, which has no version of its own: nobody else writes it.
     fn lease(&self, subnet: Prefix, attributes: LeaseAttributes) -> Lease {
-        Lease { key: self.own.name.clone(), ..Lease::new(subnet, attributes) }
+        Lease { key: self.own.name.clone(), ..Lease::reservation(subnet, attributes) }
     }
 
     /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels

@@ -11,13 +11,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::local_claim::FileClaims;
-use super::local_files::{Files, Locked, failed};
+use super::local_files::{Files, failed};
 use crate::control::clock;
-use crate::control::error::{StoreError, StoreResult};
+use crate::control::error::StoreResult;
 use crate::control::identity::Phase;
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::{Change, Granted, Snapshot};
-use crate::route::Prefix;
 
 /// Between two readings of the directory: a peer's new address takes as long. The kernel's reports
 /// of changes (inotify) would bring those of this host sooner, and those of other hosts never.
@@ -57,49 +56,34 @@ impl LocalStore {
         self.files.apart(Files::list).await
     }
 
-    /// Without `ttl` for ever.
-    pub(super) async fn create(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
-        ttl: Option<Duration>,
-        _phase: Phase,
-    ) -> StoreResult<Granted> {
-        let value = value.clone();
-        let create = move |files: &Files| {
-            let locked = files.lock()?;
-            let key = subnet.key();
-            // What covers it may be another network's; the caller knows its own.
-            let is_taken = files.list()?.leases.iter().any(|lease| subnet.covers(lease.subnet));
-            if is_taken || files.read_lease(key.as_bytes()).is_some() {
-                return Err(StoreError::Conflict(key));
-            }
-            write(&locked, subnet, key, value, ttl)
-        };
-        self.files.apart(create).await
-    }
-
-    pub(super) async fn update(
+    pub(super) async fn write(
         &self,
         lease: &Lease,
         ttl: Duration,
         _phase: Phase,
     ) -> StoreResult<Granted> {
         let lease = lease.clone();
-        let update = move |files: &Files| {
+        let write = move |files: &Files| {
             let locked = files.lock()?;
-            expect_unchanged(&locked, &lease)?;
+            locked.expect_unchanged(&lease)?;
             let ttl = (lease.lifetime != Lifetime::Reservation).then_some(ttl);
-            write(&locked, lease.subnet, lease.key, lease.attributes, ttl)
+            let expires = ttl.map(|ttl| clock::boot_time() + ttl);
+            // Whole seconds, rounded up: the file must not end before the lease does for its owner.
+            let ends = |ttl: Duration| clock::unix_seconds().saturating_add(ttl.as_secs() + 1);
+            let expires_unix = ttl.map(ends);
+            let value = lease.attributes.to_json_until(expires_unix)?;
+            let revision = locked.write(&lease.key, &value)?;
+            let lifetime = Lifetime::until(expires_unix);
+            Ok(Granted { lease: Lease { revision, lifetime, ..lease }, expires })
         };
-        self.files.apart(update).await
+        self.files.apart(write).await
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> StoreResult<()> {
         let held = held.clone();
         let delete = move |files: &Files| {
             let locked = files.lock()?;
-            expect_unchanged(&locked, &held)?;
+            locked.expect_unchanged(&held)?;
             locked.remove(&held.key)
         };
         self.files.apart(delete).await
@@ -110,29 +94,6 @@ impl LocalStore {
         path.metadata().map_err(|source| failed("watch", &path, source))?;
         Ok(LocalWatch { files: self.files.clone(), due: Instant::now(), last: None })
     }
-}
-
-fn expect_unchanged(locked: &Locked<'_>, held: &Lease) -> StoreResult<()> {
-    if locked.revision(&held.key) == Some(held.revision) {
-        return Ok(());
-    }
-    Err(StoreError::Conflict(held.key.clone()))
-}
-
-fn write(
-    locked: &Locked<'_>,
-    subnet: Prefix,
-    key: String,
-    attributes: LeaseAttributes,
-    ttl: Option<Duration>,
-) -> StoreResult<Granted> {
-    let expires = ttl.map(|ttl| clock::boot_time() + ttl);
-    // Whole seconds, rounded up: the file must not end before the lease does for its owner.
-    let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1));
-    let revision = locked.write(&key, &attributes.to_json_until(expires_unix)?)?;
-    let lifetime = Lifetime::until(expires_unix);
-    let lease = Lease { key, revision, lifetime, ..Lease::new(subnet, attributes) };
-    Ok(Granted { lease, expires })
 }
 
 impl LocalWatch {

@@ -36,7 +36,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(2);
 const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 
 /// Version of a file that has no readable content, such as one that is too long.
-const UNREADABLE: i64 = 0;
+const UNREADABLE: i64 = -1;
 
 /// The directory's layout.
 #[derive(Clone, Default)]
@@ -153,10 +153,20 @@ impl Files {
 }
 
 impl Locked<'_> {
-    /// The file's version as a listing shows it; `None` if there is none.
-    pub(super) fn revision(&self, key: &str) -> Option<i64> {
-        let found = whole_file::read(&self.files.subnets_path().join(key), VALUE_BYTES_MAX as u64);
-        found.map_or(Some(UNREADABLE), |value| value.map(|value| fingerprint(&value)))
+    /// The file of `held` has to be as of its revision; without one, no file may have the subnet.
+    pub(super) fn expect_unchanged(&self, held: &Lease) -> StoreResult<()> {
+        let (files, key) = (self.files, held.key.as_str());
+        let is_unchanged = if held.revision == 0 {
+            // What covers it may be another network's; the caller knows its own.
+            let takes = |other: &Lease| held.subnet.covers(other.subnet);
+            !files.list()?.leases.iter().any(takes) && files.read_lease(key.as_bytes()).is_none()
+        } else {
+            // Of a lease that has ended as well.
+            let found = whole_file::read(&files.subnets_path().join(key), VALUE_BYTES_MAX as u64);
+            let revision = |value: Option<Vec<u8>>| value.map(|value| fingerprint(&value));
+            found.map_or(Some(UNREADABLE), revision) == Some(held.revision)
+        };
+        if is_unchanged { Ok(()) } else { Err(StoreError::Conflict(held.key.clone())) }
     }
 
     /// Replaces the file, durably, and returns its version. `key` has passed `parse_key` or is

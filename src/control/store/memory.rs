@@ -11,10 +11,9 @@ use tokio::sync::watch;
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::{NodeIdentity, Phase};
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::lease::{Lease, Lifetime};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Granted, Snapshot};
-use crate::route::Prefix;
 
 /// The store; clones share it.
 #[derive(Debug, Clone)]
@@ -173,32 +172,18 @@ impl MemoryStore {
         Ok(snapshot)
     }
 
-    pub(crate) async fn create(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
-        ttl: Option<Duration>,
-        _phase: Phase,
-    ) -> StoreResult<Granted> {
-        let key = subnet.key();
-        let mut inner = self.call("create")?;
-        if inner.entries.contains_key(&key) {
-            return Err(StoreError::Conflict(key));
-        }
-        let id = inner.revision + 1;
-        let leased = Lifetime::Leased { id, expires_unix: None };
-        inner.write(&key, value.to_json()?, ttl.map_or(Lifetime::Reservation, |_| leased));
-        self.granted(inner, &key, ttl.unwrap_or_default())
-    }
-
-    pub(crate) async fn update(
+    pub(crate) async fn write(
         &self,
         lease: &Lease,
         ttl: Duration,
         _phase: Phase,
     ) -> StoreResult<Granted> {
-        let mut inner = self.compare_and_swap("update", lease)?;
-        inner.write(&lease.key, lease.attributes.to_json()?, lease.lifetime);
+        let mut inner = self.compare_and_swap("write", lease)?;
+        let lifetime = match lease.lifetime.id() {
+            Some(0) => Lifetime::etcd(inner.revision + 1),
+            _ => lease.lifetime,
+        };
+        inner.write(&lease.key, lease.attributes.to_json()?, lifetime);
         self.granted(inner, &lease.key, ttl)
     }
 
@@ -214,9 +199,9 @@ impl MemoryStore {
         held: &Lease,
     ) -> StoreResult<MutexGuard<'_, Inner>> {
         let inner = self.call(operation)?;
-        match inner.entries.get(&held.key) {
-            Some(entry) if entry.revision == held.revision => Ok(inner),
-            Some(_) | None => Err(StoreError::Conflict(held.key.clone())),
+        match inner.entries.get(&held.key).map_or(0, |entry| entry.revision) {
+            revision if revision == held.revision => Ok(inner),
+            _ => Err(StoreError::Conflict(held.key.clone())),
         }
     }
 

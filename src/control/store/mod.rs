@@ -35,9 +35,8 @@ use self::kube::KubeStore;
 use self::kube_watch::KubeWatch;
 use crate::control::error::StoreResult;
 use crate::control::identity::{NodeIdentity, Phase};
-use crate::control::lease::{Lease, LeaseAttributes};
+use crate::control::lease::Lease;
 use crate::control::snapshot::{Change, Granted, Snapshot};
-use crate::route::Prefix;
 
 /// A place where leases live.
 pub enum Store {
@@ -156,26 +155,15 @@ impl Leased {
         on_each!(self, store => store.claims.claim(public_ip, ttl).await)
     }
 
-    /// Takes `subnet` for `ttl`, or without one for ever, if no entry has its key.
-    pub async fn create(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
-        ttl: Option<Duration>,
-        phase: Phase,
-    ) -> StoreResult<Granted> {
-        on_each!(self, store => store.create(subnet, value, ttl, phase).await)
-    }
-
     /// Writes `lease` over the entry of its revision and extends it to `ttl` from now, if nobody
-    /// wrote since. A reservation stays one.
-    pub async fn update(&self, lease: &Lease, ttl: Duration, phase: Phase) -> StoreResult<Granted> {
-        on_each!(self, store => store.update(lease, ttl, phase).await)
+    /// wrote since; without a revision, if no entry has its key. A reservation stays one.
+    pub async fn write(&self, lease: &Lease, ttl: Duration, phase: Phase) -> StoreResult<Granted> {
+        on_each!(self, store => store.write(lease, ttl, phase).await)
     }
 
     /// Extends `held` to `ttl` from now, if nobody wrote since.
     pub async fn renew(&self, held: &Lease, ttl: Duration) -> StoreResult<Granted> {
-        let Self::Etcd(store) = self else { return self.update(held, ttl, Phase::Runs).await };
+        let Self::Etcd(store) = self else { return self.write(held, ttl, Phase::Runs).await };
         store.renew(held, ttl).await
     }
 

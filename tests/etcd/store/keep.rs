@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use weft::control::error::StoreError;
 use weft::control::identity::Phase;
+use weft::control::lease::Lease;
 use weft::control::rejected::RejectReason;
 use weft::control::run::End;
 use weft::control::store::Leased;
@@ -61,12 +62,13 @@ async fn every_write_compares_the_revision() {
     let store = Leased::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
     let ttl = Duration::from_secs(100);
     let subnet = "10.5.1.0/24".parse().unwrap();
-    let held = store.create(subnet, &node(1), Some(ttl), Phase::Runs).await.unwrap().lease;
+    let wanted = |number| Lease::wanted(subnet, node(number));
+    let held = store.write(&wanted(1), ttl, Phase::Runs).await.unwrap().lease;
     let assert_conflict = |result: Result<(), StoreError>, write: &str| {
         let conflict = matches!(result, Err(StoreError::Conflict(_)));
         assert!(conflict, "{write} took a subnet from its owner: {result:?}");
     };
-    let created = store.create(subnet, &node(2), Some(ttl), Phase::Starts).await;
+    let created = store.write(&wanted(2), ttl, Phase::Starts).await;
     assert_conflict(created.map(drop), "creating");
     let renewed = store.renew(&held, ttl).await.unwrap().lease;
     assert_eq!(renewed.revision, held.revision);
@@ -76,7 +78,7 @@ async fn every_write_compares_the_revision() {
     for value in [r#"{"PublicIP":"192.0.2.99"}"#, r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#] {
         // The second looks just like ours: it is another one's all the same.
         etcd.ctl(&["put", &key, value]);
-        assert_conflict(store.update(&held, ttl, Phase::Runs).await.map(drop), "updating");
+        assert_conflict(store.write(&held, ttl, Phase::Runs).await.map(drop), "updating");
         assert_conflict(store.renew(&held, ttl).await.map(drop), "renewing");
         // A renewal that needs another etcd lease writes, and must be conditional as well.
         assert_conflict(store.renew(&held, 2 * ttl).await.map(drop), "renewing for longer");

@@ -257,7 +257,7 @@ impl World {
 /// The peers of a node if the store is in this state.
 fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefix, Ipv4Addr> {
     let Some(subnet) = node.previous else { return BTreeMap::new() };
-    let own = Lease::new(subnet, node.attributes());
+    let own = Lease::reservation(subnet, node.attributes());
     let (peers, _) = peers::select(state.iter(), &own, network().network);
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
 }

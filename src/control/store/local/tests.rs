@@ -7,7 +7,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::time::timeout;
 
 use super::*;
+use crate::control::error::StoreError;
+use crate::control::lease::LeaseAttributes;
 use crate::control::rejected::RejectReason;
+use crate::route::Prefix;
 
 const TTL: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_secs(20);
@@ -31,6 +34,16 @@ impl Lab {
 
     fn write(&self, key: &str, value: &str) {
         fs::write(self.path("subnets").join(key), value).unwrap();
+    }
+
+    async fn create(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> StoreResult<Granted> {
+        let lease = Lease::wanted(subnet, value.clone());
+        self.store.write(&lease, ttl, RUNS).await
     }
 
     fn read(&self, key: &str) -> String {
@@ -60,8 +73,7 @@ async fn the_configuration_is_a_file() {
 #[tokio::test]
 async fn lease_is_readable_file_with_expiry() {
     let lab = Lab::new();
-    let granted =
-        lab.store.create(subnet("10.5.34.0/24"), &node(1), Some(TTL), RUNS).await.unwrap();
+    let granted = lab.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap();
     let text = lab.read("10.5.34.0-24");
     let head = r#"{"PublicIP":"192.0.2.1","PublicIPv6":null,"Expires":""#;
     assert!(text.starts_with(head) && text.ends_with("Z\"}"), "{text}");
@@ -77,7 +89,7 @@ async fn file_without_expiry_stays_reservation() {
     lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
     let held = lab.store.list().await.unwrap().leases.remove(0);
     assert_eq!(held.lifetime, Lifetime::Reservation);
-    let granted = lab.store.update(&held, TTL, RUNS).await.unwrap();
+    let granted = lab.store.write(&held, TTL, RUNS).await.unwrap();
     assert_eq!(granted.expires, None);
     assert_eq!(lab.read("10.5.34.0-24"), r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#);
 }
@@ -85,24 +97,23 @@ async fn file_without_expiry_stays_reservation() {
 #[tokio::test]
 async fn every_write_compares_the_revision() {
     let lab = Lab::new();
-    let first =
-        lab.store.create(subnet("10.5.34.0/24"), &node(1), Some(TTL), RUNS).await.unwrap().lease;
+    let first = lab.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap().lease;
     let conflict = |result: Result<(), StoreError>| {
         assert!(matches!(result, Err(StoreError::Conflict(_))), "{result:?}");
     };
-    let again = lab.store.create(subnet("10.5.34.0/24"), &node(2), Some(TTL), RUNS).await;
+    let again = lab.create(subnet("10.5.34.0/24"), &node(2), TTL).await;
     conflict(again.map(|_| ()));
-    let overlapping = lab.store.create(subnet("10.5.32.0/20"), &node(2), Some(TTL), RUNS).await;
+    let overlapping = lab.create(subnet("10.5.32.0/20"), &node(2), TTL).await;
     conflict(overlapping.map(|_| ()));
     // The caller, who knows the network, saw this one; a key of another network takes nothing.
-    lab.store.create(subnet("10.5.34.0/26"), &node(2), Some(TTL), RUNS).await.unwrap();
+    lab.create(subnet("10.5.34.0/26"), &node(2), TTL).await.unwrap();
     let longer = TTL + Duration::from_secs(100);
-    let second = lab.store.update(&first, longer, RUNS).await.unwrap().lease;
-    conflict(lab.store.update(&first, TTL, RUNS).await.map(|_| ()));
+    let second = lab.store.write(&first, longer, RUNS).await.unwrap().lease;
+    conflict(lab.store.write(&first, TTL, RUNS).await.map(|_| ()));
     conflict(lab.store.delete(&first).await);
     lab.store.delete(&second).await.unwrap();
     conflict(lab.store.delete(&second).await);
-    conflict(lab.store.update(&second, TTL, RUNS).await.map(|_| ()));
+    conflict(lab.store.write(&second, TTL, RUNS).await.map(|_| ()));
 }
 
 #[tokio::test]
@@ -111,7 +122,7 @@ async fn expired_lease_frees_its_subnet() {
     lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1","Expires":"2020-01-01T00:00:00Z"}"#);
     lab.write("10.5.35.0-24", r#"{"PublicIP":"192.0.2.3","Expires":1577836800}"#);
     assert!(lab.store.list().await.unwrap().leases.is_empty());
-    lab.store.create(subnet("10.5.34.0/24"), &node(2), Some(TTL), RUNS).await.unwrap();
+    lab.create(subnet("10.5.34.0/24"), &node(2), TTL).await.unwrap();
     assert!(lab.read("10.5.34.0-24").contains("192.0.2.2"));
     let theirs = lab.read("10.5.35.0-24");
     assert!(theirs.contains("192.0.2.3"), "a writer with another clock removed a lease");
@@ -174,7 +185,7 @@ async fn the_watch_shows_writes_removals_and_ends() {
     assert!(next_leases(&mut watch).await.is_empty());
     // Long enough to be read before it ends.
     let short = Duration::from_secs(5);
-    lab.store.create(subnet("10.5.2.0/24"), &node(2), Some(short), RUNS).await.unwrap();
+    lab.create(subnet("10.5.2.0/24"), &node(2), short).await.unwrap();
     assert_eq!(next_leases(&mut watch).await, ["10.5.2.0-24"]);
     assert!(next_leases(&mut watch).await.is_empty(), "the end of a lease is no news");
     // A write that changes nothing is none either.
@@ -185,8 +196,7 @@ async fn the_watch_shows_writes_removals_and_ends() {
 #[tokio::test]
 async fn missing_directory_is_outage_and_not_recreated() {
     let lab = Lab::new();
-    let held =
-        lab.store.create(subnet("10.5.1.0/24"), &node(1), Some(TTL), RUNS).await.unwrap().lease;
+    let held = lab.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
     let mut watch = lab.store.watch().await.unwrap();
     watch.next().await.unwrap();
     fs::remove_dir_all(lab.path("")).unwrap();
@@ -194,9 +204,9 @@ async fn missing_directory_is_outage_and_not_recreated() {
     assert!(ended.is_err(), "{ended:?}");
     assert!(matches!(lab.store.list().await, Err(StoreError::File { .. })));
     assert!(lab.store.watch().await.is_err());
-    let created = lab.store.create(subnet("10.5.2.0/24"), &node(1), Some(TTL), RUNS).await;
+    let created = lab.create(subnet("10.5.2.0/24"), &node(1), TTL).await;
     assert!(matches!(created, Err(StoreError::File { .. })), "{created:?}");
-    let updated = lab.store.update(&held, TTL, RUNS).await;
+    let updated = lab.store.write(&held, TTL, RUNS).await;
     assert!(matches!(updated, Err(StoreError::File { .. })), "{updated:?}");
     assert!(!lab.path("").exists(), "a new directory hides that the old one is missing");
     fs::create_dir_all(lab.path("subnets")).unwrap();
@@ -213,7 +223,7 @@ async fn missing_directory_is_outage_and_not_recreated() {
 #[tokio::test]
 async fn a_replaced_directory_is_an_error_once() {
     let lab = Lab::new();
-    lab.store.create(subnet("10.5.1.0/24"), &node(1), Some(TTL), RUNS).await.unwrap();
+    lab.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap();
     fs::rename(lab.path("subnets"), lab.path("old")).unwrap();
     fs::create_dir(lab.path("subnets")).unwrap();
     let error = lab.store.list().await.unwrap_err().to_string();
@@ -234,15 +244,13 @@ async fn what_others_plant_is_never_opened_for_writing() {
     for number in 1..=2 {
         let subnet = subnet(&format!("10.5.{number}.0/24"));
         let node = node(number);
-        let created =
-            timeout(Duration::from_secs(60), lab.store.create(subnet, &node, Some(TTL), RUNS))
-                .await;
+        let created = timeout(Duration::from_secs(60), lab.create(subnet, &node, TTL)).await;
         let held = created.expect("it waits").unwrap().lease;
         let file = plant(&held.key);
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(&victim, &file).unwrap();
         let revision = lab.store.list().await.unwrap().rejected.remove(0).revision;
-        lab.store.update(&Lease { revision, ..held }, TTL, RUNS).await.ok();
+        lab.store.write(&Lease { revision, ..held }, TTL, RUNS).await.ok();
         assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "{number}");
     }
 }
@@ -271,7 +279,7 @@ async fn a_full_disk_leaves_the_leases_whole_and_nothing_beside_them() {
 
 async fn without_room() {
     let lab = Lab::new();
-    let held = lab.store.create(subnet("10.5.1.0/24"), &node(1), Some(TTL), RUNS).await.unwrap();
+    let held = lab.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap();
     let entries = || fs::read_dir(lab.path("subnets")).unwrap().count();
     let (before, count) = (lab.read("10.5.1.0-24"), entries());
     let room = |bytes| {
@@ -280,9 +288,9 @@ async fn without_room() {
     };
     room(Some(8));
     for _ in 0..3 {
-        let created = lab.store.create(subnet("10.5.2.0/24"), &node(2), Some(TTL), RUNS).await;
+        let created = lab.create(subnet("10.5.2.0/24"), &node(2), TTL).await;
         let longer = TTL + Duration::from_secs(100);
-        let renewed = lab.store.update(&held.lease, longer, RUNS).await;
+        let renewed = lab.store.write(&held.lease, longer, RUNS).await;
         for error in [created.map(drop).unwrap_err(), renewed.map(drop).unwrap_err()] {
             assert!(matches!(error, StoreError::File(_)), "{error}");
         }
@@ -290,21 +298,20 @@ async fn without_room() {
         assert_eq!(entries(), count, "each try leaves a file behind");
     }
     room(getrlimit(Resource::Fsize).maximum);
-    lab.store.create(subnet("10.5.2.0/24"), &node(2), Some(TTL), RUNS).await.unwrap();
+    lab.create(subnet("10.5.2.0/24"), &node(2), TTL).await.unwrap();
     println!("all writes failed");
 }
 
 #[tokio::test]
 async fn oversized_file_is_replaced_by_owner_only() {
     let lab = Lab::new();
-    let held =
-        lab.store.create(subnet("10.5.1.0/24"), &node(1), Some(TTL), RUNS).await.unwrap().lease;
+    let held = lab.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
     lab.write("10.5.1.0-24", &" ".repeat(1 << 20));
     let rejected = lab.store.list().await.unwrap().rejected.remove(0);
-    let created = lab.store.create(subnet("10.5.1.0/24"), &node(2), Some(TTL), RUNS).await;
+    let created = lab.create(subnet("10.5.1.0/24"), &node(2), TTL).await;
     assert!(matches!(created, Err(StoreError::Conflict(_))), "{created:?}");
     let held = Lease { revision: rejected.revision, ..held };
-    lab.store.update(&held, TTL, RUNS).await.unwrap();
+    lab.store.write(&held, TTL, RUNS).await.unwrap();
     assert!(lab.read("10.5.1.0-24").contains("192.0.2.1"));
 }
 
