@@ -127,12 +127,12 @@ fn seen(
 ) -> Vec<(Ipv4Addr, Evidence)> {
     let Some(source) = chunk::<4>(packet, 12).map(Ipv4Addr::from) else { return Vec::new() };
     let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
-    if port.is_some() && packet[9] == protocol::UDP {
-        if chunk(transport, 2).map(u16::from_be_bytes) == port
-            && let Some((_, leases)) = watched.iter().find(|(host, _)| *host == source)
-        {
-            return vec![(source, arrived(transport, leases))];
-        }
+    if port.is_some()
+        && packet[9] == protocol::UDP
+        && chunk(transport, 2).map(u16::from_be_bytes) == port
+        && let Some((_, leases)) = watched.iter().find(|(host, _)| *host == source)
+    {
+        return vec![(source, arrived(transport, leases))];
     }
     let is_its = |(_, leases): &&(Ipv4Addr, Vec<Reached>)| {
         leases.iter().any(|lease| lease.subnet.contains(source))
