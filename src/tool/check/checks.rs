@@ -33,15 +33,10 @@ pub(super) const CHECKS: &[Check] = &[
         "weftd answers on its status socket, or never ran here"
     ),
     check!("daemon-state", daemon::state, "`weft status` names no cause"),
-    check!("peers", daemon::peers, "no peer is silent or not set up"),
     check!("other-daemon", daemon::others, "no other weftd or flanneld has the same subnet file"),
     check!("tunnel-port", daemon::tunnel_port, "no other program has the UDP port"),
     check!("subnet-file", daemon::subnet_file, "`subnet.env` says what weftd says"),
     check!("subnet-directory", daemon::directory, "`subnet.env` can be written"),
-    check!("public-address", daemon::public_address, "no other node has this PublicIP"),
-    check!("node-subnet", daemon::node_subnet, "the cluster assigned no other subnet"),
-    check!("restart-needed", daemon::restart_needed, "weftd has the store's configuration"),
-    check!("firewall-rules", daemon::rules, "weftd's own rules are in place"),
     check!("device-drops", daemon::device_drops, "the overlay's devices drop hardly any packets"),
     check!("etcd-endpoints", stores::etcd, "the given endpoints answer within 2 s"),
     check!("lease-time", stores::lease_time, "the lease has not ended by this clock"),
@@ -78,7 +73,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("egress-filters", ways::filters, "no tc filter of others takes what is sent"),
     check!("firewall-output", kernel::firewall_output, "no rule drops what the tunnel sends"),
     check!("firewall-input", kernel::firewall_input, "no rule drops the tunnel's UDP port"),
-    check!("port-guard", kernel::port_guard, "the tunnel's port is open to all peers"),
+    check!("port-guard", kernel::port_guard, "no guard of an earlier weftd keeps new nodes out"),
     check!("firewall-forward", kernel::firewall_forward, "no rule drops what pods get"),
 ];
 

@@ -3,7 +3,7 @@
 use super::super::facts::{DaemonState, Facts, OtherDaemon, UdpSocket};
 use super::super::finding::{Checked, failed, skipped, warning, well};
 use crate::route::Prefix;
-use crate::status::{Lease, Rules, Status, Way};
+use crate::status::{Lease, Way};
 
 /// Fewer bytes than any file system's block, for a file of some 100 bytes and its copy.
 const FREE_BYTES_MIN: u64 = 64 << 10;
@@ -58,19 +58,9 @@ pub(super) fn state(facts: &Facts) -> Checked {
     if texts.is_empty() {
         return well(state.name());
     }
-    let cure = "See \"What weft status says\" in docs/operations.md.";
+    let cure = "See \"What weft status says\" in docs/operations.md; `weft ping NODE` says where \
+                the way to a peer breaks.";
     failed(format!("{state}: {}", texts.join("; ")), cure)
-}
-
-pub(super) fn peers(facts: &Facts) -> Checked {
-    let Status { peers, peer_states, .. } = facts.answered()?;
-    let alarming = peer_states.iter().filter(|(state, _)| state.is_alarming());
-    let texts: Vec<_> = alarming.map(|(state, count)| format!("{count} are {state}")).collect();
-    if texts.is_empty() {
-        return Ok(format!("{peers} peers"));
-    }
-    let cure = "`weft peers` names them, and `weft ping NODE` says where it breaks.";
-    failed(format!("of {peers} peers {}", texts.join(", ")), cure)
 }
 
 pub(super) fn others(facts: &Facts) -> Checked {
@@ -183,58 +173,6 @@ pub(super) fn directory(facts: &Facts) -> Checked {
         false => failed(
             format!("{path} can't be written"),
             "Mount it writable, or choose another --subnet-file.",
-        ),
-    }
-}
-
-/// What of the lease is as it should be.
-fn ours(status: &Status, what: impl Fn(&Lease) -> String) -> Checked {
-    Ok(status.lease.as_ref().map_or_else(|| "no lease yet".to_owned(), what))
-}
-
-pub(super) fn public_address(facts: &Facts) -> Checked {
-    let status = facts.answered()?;
-    match &status.store.duplicate_public_ip {
-        None => ours(status, |lease| lease.public_ip.to_string()),
-        Some(holder) => failed(
-            format!("this node's PublicIP belongs to {holder}"),
-            "Find that host and give one of the two another address: docs/node-identity.md.",
-        ),
-    }
-}
-
-pub(super) fn node_subnet(facts: &Facts) -> Checked {
-    let status = facts.answered()?;
-    if !status.store.subnet_refused {
-        return ours(status, |lease| lease.subnet.to_string());
-    }
-    let other = status.store.refused_subnet.map(|subnet| subnet.to_string());
-    let other = other.unwrap_or_else(|| "one that can't be used".to_owned());
-    failed(
-        format!("the cluster assigned {other} to this node"),
-        "The Node was made again: drain it, restart weftd, and let its pods start anew.",
-    )
-}
-
-pub(super) fn restart_needed(facts: &Facts) -> Checked {
-    if !facts.answered()?.restart_needed {
-        return well("no");
-    }
-    let cure = "Restart weftd, then the pods of this host.";
-    warning("the store has another configuration", cure)
-}
-
-pub(super) fn rules(facts: &Facts) -> Checked {
-    let Some(Rules { kept_by, kept }) = &facts.answered()?.rules else {
-        return well("weftd keeps none");
-    };
-    match kept.in_place {
-        true => Ok(format!("{kept_by}, in place")),
-        // The first pass is under way.
-        false if kept.checks == 0 && kept.failures == 0 => skipped("they are being set"),
-        false => failed(
-            format!("{kept_by}: not in place, {} failures", kept.failures),
-            "weftd's log says why; another program may remove them: docs/firewall.md.",
         ),
     }
 }

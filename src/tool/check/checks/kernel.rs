@@ -11,7 +11,6 @@ use super::network::{external_name, strangers};
 use crate::host::netlink::policies::Policy;
 use crate::netfilter::guard::table_name;
 use crate::route::Prefix;
-use crate::status::Guard;
 
 /// What weftd asks for each socket.
 const BUFFER_BYTES: u64 = 4 << 20;
@@ -167,19 +166,10 @@ pub(super) fn firewall_input(facts: &Facts) -> Checked {
     tunnel_passes(facts, RECEIVED, |port, whom| format!("UDP port {port} is closed{whom}"))
 }
 
-/// That of a weftd which runs, or one that is left and that nobody keeps.
+/// One that is left and that nobody keeps; of the daemon's own `weft status` tells.
 pub(super) fn port_guard(facts: &Facts) -> Checked {
-    if let Some(Guard { port, peers, kept, .. }) =
-        facts.status().and_then(|status| status.guard.as_ref())
-    {
-        let peers = format!("UDP port {port}, for {peers} peers");
-        if kept.in_place || kept.failures == 0 {
-            return Ok(peers);
-        }
-        return failed(
-            format!("{peers}: can't be kept, {} failures", kept.failures),
-            "weftd's log says why; until then new nodes may not be heard: docs/firewall.md.",
-        );
+    if facts.status().is_some_and(|status| status.guard.is_some()) {
+        return well("weftd keeps its own");
     }
     let table = table_name(facts.network()?);
     let is_its = |table_of: &str| table_of.strip_prefix("ip ") == Some(&table);

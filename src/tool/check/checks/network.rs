@@ -203,7 +203,7 @@ pub(super) fn overlay_route(facts: &Facts) -> Checked {
     let (name, link) = own_device(facts)?;
     let index = link.ok_or("the device is not there")?.id.index;
     if facts.backend() != Some(BackendKind::Udp) {
-        return skipped("`peers` tells of the routes to single hosts");
+        return skipped("`weft peers` tells of the routes to single hosts");
     }
     let network = facts.lease().ok_or("weftd has no lease yet")?.network;
     let is_ours = |route: &Route| {

@@ -24,8 +24,8 @@ use crate::host::state::{
 };
 use crate::route::Prefix;
 use crate::status::{
-    Backend, Cause, DeviceDrops, Direction, FastPath, Fault, Guard, Kept, Lately, Lease, Peer,
-    PeerState, Rules, State, Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
+    Backend, Cause, DeviceDrops, Direction, FastPath, Fault, Kept, Lately, Lease, Peer, PeerState,
+    Rules, State, Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
 };
 
 const DAEMON: u32 = 100;
@@ -302,9 +302,6 @@ const OF_THE_DAEMON: &[Wrong] = &[
         let faults = ["a", "b"].map(fault).to_vec();
         said(it).verdict = Verdict { state: State::Degraded, faults, ..Verdict::default() };
     }),
-    ("peers", Judged::Failed, "2 are silent, 1 are not-set-up", |it| {
-        said(it).peer_states = [(PeerState::Silent, 2), (PeerState::NotSetUp, 1)].into();
-    }),
     ("other-daemon", Judged::Failed, "flanneld (pid 7) also uses", |it| {
         let subnet_file = it.asked.subnet_file.clone();
         it.others = vec![OtherDaemon { pid: 7, name: "flanneld".to_owned(), subnet_file }];
@@ -327,19 +324,6 @@ const OF_THE_DAEMON: &[Wrong] = &[
     }),
     ("subnet-directory", Judged::Failed, "0 files free", |it| {
         it.directory.as_mut().unwrap().free_files = Some(0);
-    }),
-    ("public-address", Judged::Failed, "host b", |it| {
-        said(it).store.duplicate_public_ip = Some("host b".to_owned());
-    }),
-    ("node-subnet", Judged::Failed, "10.5.9.0/24", |it| {
-        said(it).store.subnet_refused = true;
-        said(it).store.refused_subnet = prefix("10.5.9.0/24");
-    }),
-    ("restart-needed", Judged::Warning, "another configuration", |it| {
-        said(it).restart_needed = true;
-    }),
-    ("firewall-rules", Judged::Failed, "nftables: not in place", |it| {
-        said(it).rules.as_mut().unwrap().kept.in_place = false;
     }),
     ("device-drops", Judged::Warning, "flannel0 dropped 5000 packets", |it| {
         said(it).device_drops.get_mut("flannel0").unwrap().egress = 5000;
@@ -504,10 +488,6 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("firewall-input", Judged::Warning, "UDP port 8285 is closed", |it| {
         it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
-    }),
-    ("port-guard", Judged::Failed, "can't be kept, 3 failures", |it| {
-        let kept = Kept { failures: 3, ..Kept::default() };
-        said(it).guard = Some(Guard { port: 8285, peers: 1, kept, ..Guard::default() });
     }),
     ("port-guard", Judged::Warning, "weft-guard-10.5.0.0-16 of an earlier weftd", |it| {
         let table = "ip weft-guard-10.5.0.0-16".to_owned();
