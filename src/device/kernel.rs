@@ -18,12 +18,6 @@ pub fn spoils_vxlan_checksums(release: &str) -> bool {
     version < [5, 7, 0] && !CORRECTED.iter().any(is_corrected)
 }
 
-/// Whether memory of io_uring and of BPF counts against its user's limit of locked memory in kernel
-/// `release`: before 5.11, since which it is the control group's.
-pub fn counts_locked_memory(release: &str) -> bool {
-    version(release).is_some_and(|version| version < [5, 11, 0])
-}
-
 /// The three leading numbers of a release; a missing or unreadable later one is zero.
 fn version(release: &str) -> Option<[u32; 3]> {
     let digits = |part: &str| {

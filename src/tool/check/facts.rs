@@ -89,10 +89,7 @@ pub(super) struct ProcessFacts {
     pub(super) is_root: bool,
     pub(super) capabilities: Option<CapabilitySet>,
     pub(super) open_files_max: Option<u64>,
-    pub(super) locked_bytes_max: Option<u64>,
     pub(super) processors: Option<usize>,
-    /// The kernel's release, such as `6.1.0-18-amd64`.
-    pub(super) kernel: String,
 }
 
 /// The way to a peer's host and back.
@@ -262,10 +259,5 @@ impl Facts {
     /// A number below `/proc/sys`.
     pub(super) fn sysctl(&self, name: &str) -> Option<u64> {
         self.sysctls.get(name).copied()
-    }
-
-    /// Whether the process that is looked at has these capabilities.
-    pub(super) fn may(&self, wanted: CapabilitySet) -> Option<bool> {
-        self.process.capabilities.map(|all| all.contains(wanted))
     }
 }

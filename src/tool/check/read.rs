@@ -37,14 +37,12 @@ const WAYS_MAX: usize = 256;
 const ASKED_MAX: usize = 16;
 
 /// Single files below `/proc/sys`.
-const SYSCTLS: [&str; 7] = [
+const SYSCTLS: [&str; 5] = [
     "kernel/io_uring_disabled",
     "net/ipv4/ip_forward",
     "net/bridge/bridge-nf-call-iptables",
     "net/netfilter/nf_conntrack_count",
     "net/netfilter/nf_conntrack_max",
-    "net/core/rmem_max",
-    "net/core/wmem_max",
 ];
 
 /// Those of each device.

@@ -2,8 +2,6 @@
 
 use std::net::Ipv4Addr;
 
-use rustix::thread::CapabilitySet;
-
 use super::super::facts::Facts;
 use super::super::finding::{Checked, failed, skipped, warning, well};
 use super::super::firewall::{FORWARDED, Hook, Packet, RECEIVED, SENT, dropped_by};
@@ -11,9 +9,6 @@ use super::network::{external_name, strangers};
 use crate::host::netlink::policies::Policy;
 use crate::netfilter::guard::table_name;
 use crate::route::Prefix;
-
-/// What weftd asks for each socket.
-const BUFFER_BYTES: u64 = 4 << 20;
 
 /// Of a setting below `/proc/sys`.
 fn is_on(facts: &Facts, path: &str, cure: &str) -> Checked {
@@ -80,28 +75,6 @@ pub(super) fn conntrack(facts: &Facts) -> Checked {
         Some(76..) => warning(evidence, cure),
         Some(_) => Ok(evidence),
         None => Ok(format!("{count} connections, no limit")),
-    }
-}
-
-pub(super) fn socket_buffers(facts: &Facts) -> Checked {
-    if !facts.may_be_udp() {
-        return skipped("only the udp backend has a socket");
-    }
-    let both = ["rmem_max", "wmem_max"].map(|name| facts.sysctl(&format!("net/core/{name}")));
-    let [Some(receive), Some(send)] = both else {
-        return skipped("net.core.rmem_max is not visible in this network namespace");
-    };
-    let evidence = format!("net.core.rmem_max {receive}, wmem_max {send}");
-    if receive.min(send) >= BUFFER_BYTES {
-        return Ok(evidence);
-    }
-    match facts.may(CapabilitySet::NET_ADMIN) {
-        Some(true) => Ok(format!("{evidence}; CAP_NET_ADMIN may exceed them")),
-        Some(false) if facts.process.is_daemon => warning(
-            format!("{evidence}, and weftd has no CAP_NET_ADMIN"),
-            format!("Raise both to {BUFFER_BYTES}: bursts of packets get lost."),
-        ),
-        Some(false) | None => skipped("weftd's rights are not known"),
     }
 }
 

@@ -4,15 +4,11 @@ use rustix::thread::CapabilitySet;
 
 use super::super::facts::Facts;
 use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
-use crate::device::kernel::counts_locked_memory;
 use crate::engine::Engine;
 use crate::status::{FastPath, Status};
 
 /// A worker has less than ten files open, and the rest of weftd some fifty.
 const OPEN_FILES_MIN: u64 = 256;
-
-/// Rings of a few workers.
-const LOCKED_BYTES_MIN: u64 = 8 << 20;
 
 fn for_tunnel(facts: &Facts) -> Result<(), Finding> {
     facts.may_be_udp().then_some(()).ok_or_else(|| "only the udp backend needs it".into())
@@ -120,22 +116,6 @@ pub(super) fn open_files(facts: &Facts) -> Checked {
     warning(
         format!("{} may open {most} files", whose(facts)),
         format!("Raise the limit to {OPEN_FILES_MIN} (LimitNOFILE=, ulimit -n)."),
-    )
-}
-
-pub(super) fn locked_memory(facts: &Facts) -> Checked {
-    for_tunnel(facts)?;
-    let kernel = &facts.process.kernel;
-    if !counts_locked_memory(kernel) {
-        return Ok(format!("no limit counts on kernel {kernel}"));
-    }
-    let most = facts.process.locked_bytes_max.ok_or("the limit can't be read")?;
-    if most >= LOCKED_BYTES_MIN {
-        return Ok(format!("up to {most} bytes"));
-    }
-    warning(
-        format!("{} may lock {most} bytes", whose(facts)),
-        "Set LimitMEMLOCK=infinity (ulimit -l unlimited): io_uring and BPF maps need it.",
     )
 }
 

@@ -162,8 +162,6 @@ fn well(kind: BackendKind) -> Facts {
         ("net/bridge/bridge-nf-call-iptables", 1),
         ("net/netfilter/nf_conntrack_count", 10),
         ("net/netfilter/nf_conntrack_max", 1000),
-        ("net/core/rmem_max", 212_992),
-        ("net/core/wmem_max", 212_992),
     ];
     let mut facts = before_start();
     facts.daemon = DaemonFacts {
@@ -194,9 +192,7 @@ fn before_start() -> Facts {
             is_root: true,
             capabilities: Some(CapabilitySet::all()),
             open_files_max: Some(1024),
-            locked_bytes_max: Some(u64::MAX),
             processors: Some(2),
-            kernel: "5.10.0-21-amd64".to_owned(),
         },
         host: Some(Snapshot {
             links: vec![link(1, "lo", 65536), link(2, "eth0", 1500)],
@@ -356,9 +352,6 @@ const OF_THE_DAEMON: &[Wrong] = &[
     ("open-files", Judged::Warning, "may open 64 files", |it| {
         it.process.open_files_max = Some(64);
     }),
-    ("locked-memory", Judged::Warning, "may lock 65536 bytes", |it| {
-        it.process.locked_bytes_max = Some(65536);
-    }),
     ("processors", Judged::Warning, "workers: 1, allowed processors: 0", |it| {
         it.process.processors = Some(0);
     }),
@@ -468,9 +461,6 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("conntrack-table", Judged::Failed, "910 of 1000", |it| {
         it.sysctls.insert("net/netfilter/nf_conntrack_count".to_owned(), 910);
-    }),
-    ("socket-buffers", Judged::Warning, "rmem_max 212992", |it| {
-        it.process.capabilities = Some(CapabilitySet::empty())
     }),
     ("way-to-peers", Judged::Failed, "such as 192.0.2.2: a blackhole", |it| {
         it.ways[0].to_refused = Some("a blackhole route".to_owned());
