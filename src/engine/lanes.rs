@@ -3,9 +3,9 @@
 //!
 //! The kernel's program gives a sender's packets to the prompt lane until there are many, and from
 //! then on to a bulk lane (`src/sys/steering/steering.c`). What a sender put into the prompt lane
-//! first must leave first. So the prompt lane is read first, and while it holds more than one batch,
-//! the others wait: a worker that had no processor for a while finds many packets there. It is read
-//! once more behind the bulk lanes, and what it has by then goes before theirs.
+//! first must leave first. So the prompt lane is read first, and while it holds more than one
+//! batch, the others wait: a worker that had no processor for a while finds many packets there. It
+//! is read once more behind the bulk lanes, and what it has by then goes before theirs.
 
 use super::io::{BATCH_BYTES, BATCH_PACKETS, Share};
 
@@ -103,8 +103,8 @@ impl Lanes {
         }
     }
 
-    /// Whether any lane is known to hold more, or may, since it had to wait; of the prompt lane it is
-    /// told.
+    /// Whether any lane is known to hold more, or may, since it had to wait; of the prompt lane it
+    /// is told.
     pub(super) fn have_more(&self, prompt_has_more: bool) -> bool {
         let has_more = |lane: &Lane| lane.has_more || self.is_waiting && lane.is_active;
         prompt_has_more || self.bulk.iter().any(has_more)
@@ -117,8 +117,8 @@ mod tests {
 
     use super::*;
 
-    /// A turn over lanes of packets, each with its load, as engines do it, while the prompt lane holds
-    /// `prompt` packets more than a batch; returns what each bulk lane brought.
+    /// A turn over lanes of packets, each with its load, as engines do it, while the prompt lane
+    /// holds `prompt` packets more than a batch; returns what each bulk lane brought.
     fn turn(lanes: &mut Lanes, queues: &mut [VecDeque<usize>], prompt: usize) -> Vec<usize> {
         lanes.begin(0);
         lanes.behind_prompt(prompt > 0);

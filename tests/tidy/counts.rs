@@ -10,16 +10,16 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 490, 4000),
-    ("backend", 5390, 52500),
+    ("backend", 5340, 52200),
     ("bin", 10, 200),
     ("config", 1730, 16300),
     ("daemon", 3330, 33700),
     ("control", 5260, 52300),
     ("device", 420, 4500),
-    ("engine", 1640, 15000),
-    ("fast_path", 810, 7000),
+    ("engine", 1660, 15100),
+    ("fast_path", 800, 7000),
     ("forward", 740, 6400),
-    ("host", 2640, 26600),
+    ("host", 2550, 25800),
     ("netfilter", 1120, 10900),
     ("offload", 820, 7300),
     ("packet", 670, 6600),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 340, 3200),
     ("status", 590, 4200),
     ("sys", 1130, 11300),
-    ("tool", 4550, 48100),
+    ("tool", 4430, 47200),
 ];
 
 /// Lines and tokens.

@@ -97,8 +97,8 @@ async fn an_operator_can_revoke() {
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let key = path(own.lease.subnet);
     let mut running = Running::start(manager, own, MARGIN);
-    // The first may be in the listing before the watch; what follows it, the watch alone tells. What
-    // is deleted before the watch is open has lapsed, and is taken again.
+    // The first may be in the listing before the watch; what follows it, the watch alone tells.
+    // What is deleted before the watch is open has lapsed, and is taken again.
     for peer in ["192.0.2.2", "192.0.2.3"] {
         let key = subnet_path("10.5.0.0-28");
         etcd.ctl(&["put", &key, &format!(r#"{{"PublicIP":"{peer}"}}"#)]);
