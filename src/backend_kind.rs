@@ -1,7 +1,7 @@
 //! The backends by name: which there are, what is the same on every host of one, and how leases
 //! and configurations spell those of others. Pure.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
@@ -129,7 +129,11 @@ impl fmt::Display for BackendName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Known(kind) => kind.fmt(f),
-            Self::Other(text) => f.write_str(text),
+            // Anybody who may write a lease chose it: it must not steer a terminal.
+            Self::Other(text) => text.chars().try_for_each(|c| match c.is_control() {
+                true => write!(f, "{}", c.escape_default()),
+                false => f.write_char(c),
+            }),
         }
     }
 }
@@ -156,6 +160,8 @@ mod tests {
                 (BackendName::Other(text.into()), text.into())
             );
         }
+        let hostile = BackendName::from("\u{1b}[31m\r\nready");
+        assert_eq!(hostile.to_string(), "\\u{1b}[31m\\r\\nready", "a terminal would obey");
         assert!(BackendName::from("").is_udp(), "as flannel's udp nodes publish it");
     }
 }

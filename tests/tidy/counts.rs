@@ -9,7 +9,7 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 490, 4000),
+    (".", 500, 4100),
     ("backend", 5340, 52200),
     ("bin", 10, 200),
     ("config", 1730, 16300),
