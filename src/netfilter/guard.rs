@@ -128,7 +128,8 @@ impl ListedGuard {
             match kind.as_str() {
                 "metainfo" => continue,
                 "set" => {
-                    let elements = object.get_mut("elem").map(Value::take);
+                    // An empty set has none: taken out, or the first peer changes the frame.
+                    let elements = object.as_object_mut().and_then(|set| set.remove("elem"));
                     found.peers = addresses(&elements.unwrap_or_default());
                 }
                 "rule" if object["chain"] == "input" => {
