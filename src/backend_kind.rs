@@ -1,11 +1,11 @@
 //! The backends by name: which there are, what is the same on every host of one, and how leases
 //! and configurations spell those of others. Pure.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use serde::Serialize;
 
-use crate::words::words;
+use crate::words::{visible, words};
 
 /// The port on which flannel's udp backends talk.
 pub const UDP_PORT: u16 = 8285;
@@ -129,11 +129,8 @@ impl fmt::Display for BackendName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Known(kind) => kind.fmt(f),
-            // Anybody who may write a lease chose it: it must not steer a terminal.
-            Self::Other(text) => text.chars().try_for_each(|c| match c.is_control() {
-                true => write!(f, "{}", c.escape_default()),
-                false => f.write_char(c),
-            }),
+            // Whoever may write a lease chose it.
+            Self::Other(text) => f.write_str(&visible(text)),
         }
     }
 }

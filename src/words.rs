@@ -1,4 +1,5 @@
-//! Closed sets of words, each of which is spelled one way everywhere.
+//! Closed sets of words, each of which is spelled one way everywhere, and how texts of others are
+//! shown.
 
 /// An enum whose variants are words: in flags, in JSON, in labels of metrics, and to people. Mark
 /// one with `#[serde(other)]` to have it stand for words that a later release adds.
@@ -32,3 +33,10 @@ macro_rules! words {
 }
 
 pub(crate) use words;
+
+/// `text` without control characters: values come from outside, and line breaks would forge lines
+/// of the log, escape sequences drive terminals.
+pub(crate) fn visible(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(shown).collect()
+}

@@ -13,6 +13,7 @@ use crate::config::build;
 use crate::config::flag_table::FlagValues;
 use crate::config::go_flags::{self, SyntaxError};
 use crate::config::options::Options;
+use crate::words::visible;
 
 /// What the command line asks for.
 #[derive(Debug, Clone)]
@@ -81,13 +82,6 @@ impl Given {
         go_flags::read_environment(variable, &mut values);
         Self { subnet_file: values.subnet_file.into(), is_kubernetes: values.kube_subnet_mgr }
     }
-}
-
-/// `text` without control characters: values come from outside, and line breaks would forge lines
-/// of the log, escape sequences drive terminals.
-pub(crate) fn visible(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
-    text.chars().map(shown).collect()
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ fn row(lease: &Lease) -> Vec<String> {
     vec![
         lease.subnet.to_string(),
         lease.attributes.public_ip.to_string(),
-        flags::visible(&lease.attributes.backend_type.to_string()),
+        lease.attributes.backend_type.to_string(),
         kind.to_owned(),
         expires_unix.map_or_else(|| "-".to_owned(), format_rfc3339),
     ]

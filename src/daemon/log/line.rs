@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
 
-use crate::config::flags::visible;
 use crate::config::options::LogFormat;
 use crate::control::clock::{format_rfc3339, timestamp};
 use crate::failure::with_causes;
+use crate::words::visible;
 
 /// Form and constant parts of the lines.
 #[derive(Debug, Clone, Copy)]
