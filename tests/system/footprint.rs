@@ -146,7 +146,8 @@ fn nothing_leaks_as_devices_leases_clients_change() {
     let (handles_before, memory_before) =
         (handles(&overlay.daemons[0]), status_bytes(&overlay.daemons[0], "RssAnon"));
     let mut memory = vec![memory_before];
-    // A busy machine fills more of a batch's room once; a leak grows each time.
+    // A leak grows each time. Beside the whole suite it grew by 6 MB within seven rounds, twice, and
+    // never alone; why is not known. So it is looked at again then, below the bound of all memory.
     for window in 0..3 {
         (3 + window * ROUNDS..3 + (window + 1) * ROUNDS).for_each(round);
         settle(&overlay, 3);
@@ -161,6 +162,7 @@ fn nothing_leaks_as_devices_leases_clients_change() {
         descriptors <= handles_before.0 && threads <= handles_before.1
     });
     assert!(memory.len() < 4 || memory[3] < memory[2] + (2 << 20), "memory grows: {memory:?}");
+    assert!(memory.iter().all(|bytes| *bytes <= OWN_BYTES_MAX), "memory is too much: {memory:?}");
     let status = overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(1));
     assert_eq!(status.code(), Some(0));
     let devices = overlay.lab.hosts[0].exec(&["ip", "-o", "link"]);
