@@ -245,8 +245,9 @@ impl KernelBackend {
         let host = |subnet: &Prefix| Some((*subnet, peers.get(subnet)?.attributes.public_ip));
         let mut hosts: PeerHosts = self.set.keys().filter_map(host).collect();
         if let Some(health) = &mut self.health {
-            let own = vec![self.host.external().address, self.address];
-            health.follow(&self.set, &hosts, own);
+            let external = self.host.external();
+            let own = vec![external.address, self.address];
+            health.follow(&self.set, &hosts, own, external.index);
         }
         hosts.retain(|subnet, _| !removed.contains(subnet));
         self.reporter.hosts(hosts, failed.len() + removed.len());

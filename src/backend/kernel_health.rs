@@ -59,15 +59,23 @@ impl KernelHealth {
         self.health.view()
     }
 
-    /// Those that are `set` up are the peers from now on, with their hosts; this one has the `own`
-    /// addresses.
-    pub(super) fn follow(&mut self, set: &Ways, peers: &PeerHosts, own: Vec<Ipv4Addr>) {
+    /// Those that are `set` up are the peers from now on, with their hosts, behind the interface
+    /// with this index; this host has the `own` addresses.
+    pub(super) fn follow(
+        &mut self,
+        set: &Ways,
+        peers: &PeerHosts,
+        own: Vec<Ipv4Addr>,
+        external: u32,
+    ) {
         self.own = own;
         let mut hosts = Hosts::new();
         for (subnet, host) in peers {
             // What answers there: the VXLAN device, or the host itself.
             let target = if self.port.is_some() { subnet.network() } else { *host };
-            hosts.entry(*host).or_default().push(Reached { subnet: *subnet, target });
+            let interface = set.get(subnet).map_or(external, |way| way.route.interface.index);
+            let lease = Reached { subnet: *subnet, target, interface };
+            hosts.entry(*host).or_default().push(lease);
         }
         let table = |way: &Way| match way.entries.is_empty() {
             true => EntryTable::Neighbours,
@@ -77,7 +85,7 @@ impl KernelHealth {
         let forwarded = entries.filter(|entry| entry.table == EntryTable::Forwarding);
         self.forwarded = forwarded.map(|entry| entry.address).collect();
         self.tables = set.values().map(|way| (way.route.interface.index, table(way))).collect();
-        self.health.set_hosts(hosts);
+        self.health.set_hosts(hosts, external);
     }
 
     /// Asks them, until the kernel lacks the forwarding entry of one, or has it again. Cancel-safe.
@@ -90,7 +98,7 @@ impl KernelHealth {
     /// Whether the kernel's tables are to be compared with what must be there.
     async fn round(&mut self) -> bool {
         let (mut now, mut wants_comparison) = (Instant::now(), false);
-        self.health.receive(&self.own, now, |_, _| {});
+        self.health.receive(&self.own, now, |_| {});
         if self.health.is_look_due(LOOK, now) {
             let ages = self.ages().await;
             now = Instant::now();

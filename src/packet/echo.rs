@@ -1,11 +1,13 @@
 //! ICMP echo, RFC 792: a request of any length, and what an answer to it says. Every kernel
 //! answers, so a peer needs no part in being measured.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::packet::checksum;
 use crate::packet::icmp::ICMP_HEADER_BYTES;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
+use crate::packet::transport::UDP_HEADER_BYTES;
 
 /// The shortest request: headers and the token.
 pub const ECHO_BYTES_MIN: usize = TOKEN_AT + size_of::<u64>();
@@ -25,6 +27,21 @@ pub const REQUESTS: u8 = REQUEST;
 /// IANA's recommended default.
 pub const TTL: u8 = 64;
 
+/// Ethernet's and VXLAN's header, between a datagram's and the packet that it carries.
+const VXLAN_BYTES: usize = 22;
+
+/// The tokens of one run: each is known to nobody but whom that echo was sent to, and who forwards
+/// it. std's hash is keyed (SipHash), with a key from the kernel's random numbers.
+#[derive(Debug, Clone, Default)]
+pub struct Tokens(RandomState);
+
+impl Tokens {
+    /// Of an echo to this address, with this number and length.
+    pub fn of(&self, destination: Ipv4Addr, sequence: u16, total_bytes: u16) -> u64 {
+        self.0.hash_one((destination, sequence, total_bytes))
+    }
+}
+
 /// An echo request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
@@ -34,10 +51,12 @@ pub struct Request {
     pub destination: Ipv4Addr,
     /// After how many routers it expires.
     pub ttl: u8,
-    /// Comes back in the answer: what tells ours from those that others asked for or made up.
-    pub token: u64,
+    /// Comes back in the answer. A firewall knows the answers by it, so it is one for all.
+    pub identifier: u16,
     /// The same, to tell ours apart.
     pub sequence: u16,
+    /// The same: what tells ours from those that others asked for or made up.
+    pub token: u64,
 }
 
 impl Request {
@@ -56,8 +75,7 @@ impl Request {
         head[12..16].copy_from_slice(&self.source.octets());
         head[16..20].copy_from_slice(&self.destination.octets());
         head[HEADER_BYTES_MIN] = REQUEST;
-        // A firewall knows the answers by it: the same for all of one token.
-        head[24..26].copy_from_slice(&(self.token as u16).to_be_bytes());
+        head[24..26].copy_from_slice(&self.identifier.to_be_bytes());
         head[26..28].copy_from_slice(&self.sequence.to_be_bytes());
         head[TOKEN_AT..].copy_from_slice(&self.token.to_be_bytes());
         // All that follows is zero.
@@ -90,15 +108,23 @@ pub enum Answer {
         by: Ipv4Addr,
         /// Why: a code of type 3.
         code: u8,
+        /// Who sent it.
+        source: Ipv4Addr,
         /// Whom it was for.
         destination: SocketAddrV4,
+        /// To whom an echo of this host was that it carried, by what is quoted.
+        echo_to: Option<Ipv4Addr>,
     },
 }
 
+/// The token of an echo to this address, with this number and length.
+pub type TokenOf<'a> = &'a dyn Fn(Ipv4Addr, u16, u16) -> u64;
+
 impl Answer {
-    /// Reads a packet; `None` of anything else, and of echoes without this token.
-    pub fn read(packet: &[u8], token: u64) -> Option<Self> {
+    /// Reads a packet; `None` of anything else, and of echoes without their tokens.
+    pub fn read(packet: &[u8], token_of: TokenOf<'_>) -> Option<Self> {
         if let Some(reply) = Reply::read(packet) {
+            let token = token_of(reply.source, reply.sequence, reply.total_bytes);
             return (reply.token == token).then_some(Self::Reply(reply));
         }
         let (by, icmp) = message(packet)?;
@@ -106,21 +132,23 @@ impl Answer {
         if kind != UNREACHABLE && kind != EXPIRED {
             return None;
         }
-        // As much of the packet as the other host saw fit, of which the lengths may say more.
-        let quoted = icmp.get(ICMP_HEADER_BYTES..)?;
-        let payload = quoted.get(usize::from(quoted.first()? & 0x0f) * 4..)?;
-        let destination = Ipv4Addr::from(*quoted.get(16..)?.first_chunk::<4>()?);
-        let number = |at: usize| payload.get(at..)?.first_chunk().copied().map(u16::from_be_bytes);
-        match *quoted.get(9)? {
+        let quoted = Quoted::read(icmp.get(ICMP_HEADER_BYTES..)?)?;
+        match quoted.protocol {
             protocol::ICMP => {
-                let is_ours = payload.first() == Some(&REQUEST)
-                    && payload.get(ICMP_HEADER_BYTES..)?.starts_with(&token.to_be_bytes());
-                let (sequence, has_expired) = (number(6)?, kind == EXPIRED);
-                is_ours.then_some(Self::Lost { by, destination, sequence, has_expired })
+                let (destination, sequence) = (quoted.destination, quoted.echo(token_of)?);
+                Some(Self::Lost { by, destination, sequence, has_expired: kind == EXPIRED })
             }
             protocol::UDP if kind == UNREACHABLE => {
-                let destination = SocketAddrV4::new(destination, number(2)?);
-                Some(Self::Refused { by, code, destination })
+                let Quoted { source, destination, payload, .. } = quoted;
+                let port = u16::from_be_bytes(*payload.get(2..)?.first_chunk()?);
+                let carried = payload.get(UDP_HEADER_BYTES..).unwrap_or_default();
+                let framed = carried.get(VXLAN_BYTES..).unwrap_or_default();
+                let echo_to = [carried, framed]
+                    .into_iter()
+                    .filter_map(Quoted::read)
+                    .find_map(|inner| inner.echo(token_of).map(|_| inner.destination));
+                let destination = SocketAddrV4::new(destination, port);
+                Some(Self::Refused { by, code, source, destination, echo_to })
             }
             _ => None,
         }
@@ -130,6 +158,38 @@ impl Answer {
     pub fn asker(packet: &[u8]) -> Option<Ipv4Addr> {
         let (source, icmp) = message(packet)?;
         (icmp.first() == Some(&REQUEST)).then_some(source)
+    }
+}
+
+/// As much of a packet as another host saw fit to quote, of which the lengths may say more.
+struct Quoted<'a> {
+    total_bytes: u16,
+    protocol: u8,
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    payload: &'a [u8],
+}
+
+impl<'a> Quoted<'a> {
+    fn read(packet: &'a [u8]) -> Option<Self> {
+        let address = |at: usize| packet.get(at..)?.first_chunk::<4>().copied();
+        Some(Self {
+            total_bytes: u16::from_be_bytes(*packet.get(2..)?.first_chunk()?),
+            protocol: *packet.get(9)?,
+            source: address(12)?.into(),
+            destination: address(16)?.into(),
+            payload: packet.get(usize::from(packet.first()? & 0x0f) * 4..)?,
+        })
+    }
+
+    /// The number of an echo of this host.
+    fn echo(&self, token_of: TokenOf<'_>) -> Option<u16> {
+        let sequence = u16::from_be_bytes(*self.payload.get(6..)?.first_chunk()?);
+        let token = token_of(self.destination, sequence, self.total_bytes).to_be_bytes();
+        let is_ours = self.protocol == protocol::ICMP
+            && self.payload.first() == Some(&REQUEST)
+            && self.payload.get(ICMP_HEADER_BYTES..)?.starts_with(&token);
+        is_ours.then_some(sequence)
     }
 }
 
@@ -190,8 +250,20 @@ mod tests {
     fn request(bytes: usize) -> Vec<u8> {
         let mut packet = vec![0xff; bytes];
         let [source, destination] = [NEAR, FAR];
-        Request { source, destination, ttl: TTL, token: TOKEN, sequence: 7 }.write(&mut packet);
+        let (identifier, sequence, token) = (0xcdef, 7, TOKEN);
+        Request { source, destination, ttl: TTL, identifier, sequence, token }.write(&mut packet);
         packet
+    }
+
+    /// With the tokens of one run, in which all echoes of number 7 to the far host have this one.
+    fn read(packet: &[u8]) -> Option<Answer> {
+        let token = |to, sequence, _| if (to, sequence) == (FAR, 7) { TOKEN } else { 1 };
+        Answer::read(packet, &token)
+    }
+
+    /// With those of another daemon.
+    fn read_by_another(packet: &[u8]) -> Option<Answer> {
+        Answer::read(packet, &|_, _, _| TOKEN + 1)
     }
 
     /// What a kernel makes of a request (`icmp_echo`, net/ipv4/icmp.c).
@@ -226,10 +298,10 @@ mod tests {
             assert!(!is_answer_from(NEAR, &reply) && !is_answer_from(NEAR, &request));
             let total_bytes = bytes as u16;
             let expected = Reply { source: FAR, total_bytes, token: TOKEN, sequence: 7 };
-            assert_eq!(Answer::read(&reply, TOKEN), Some(Answer::Reply(expected)));
-            assert_eq!(Answer::read(&reply, 1), None, "somebody else's reply");
-            assert_eq!(Answer::read(&request, TOKEN), None, "a request");
-            assert_eq!(Answer::read(&reply[..bytes - 1], TOKEN), None, "cut off");
+            assert_eq!(read(&reply), Some(Answer::Reply(expected)));
+            assert_eq!(read_by_another(&reply), None, "somebody else's reply");
+            assert_eq!(read(&request), None, "a request");
+            assert_eq!(read(&reply[..bytes - 1]), None, "cut off");
             assert_eq!((Answer::asker(&request), Answer::asker(&reply)), (Some(NEAR), None));
         }
     }
@@ -241,22 +313,61 @@ mod tests {
             let expected = Answer::Lost { by: FAR, destination: FAR, sequence: 7, has_expired };
             let packet = error(kind, 0, &echo[..64]);
             assert!(is_answer_from(FAR, &packet));
-            assert_eq!(Answer::read(&packet, TOKEN), Some(expected));
-            assert_eq!(Answer::read(&packet, TOKEN + 1), None, "of another daemon");
-            assert_eq!(Answer::read(&error(kind, 0, &echo[..28]), TOKEN), None, "no token");
+            assert_eq!(read(&packet), Some(expected));
+            assert_eq!(read_by_another(&packet), None, "of another daemon");
+            assert_eq!(read(&error(kind, 0, &echo[..28])), None, "no token");
         }
         let mut datagram = echo[..28].to_vec();
         datagram[9] = protocol::UDP;
         datagram[20..24].copy_from_slice(&[0x20, 0x5d, 0x20, 0x5e]);
         let destination = SocketAddrV4::new(FAR, 0x205e);
-        let expected = Answer::Refused { by: FAR, code: 3, destination };
-        assert_eq!(Answer::read(&error(UNREACHABLE, 3, &datagram), TOKEN), Some(expected));
+        let refused = |echo_to| {
+            Some(Answer::Refused { by: FAR, code: 3, source: NEAR, destination, echo_to })
+        };
+        assert_eq!(read(&error(UNREACHABLE, 3, &datagram)), refused(None));
+        for before in [0, VXLAN_BYTES] {
+            let carried = [&datagram, &vec![8; before], &echo[..36]].concat();
+            assert_eq!(read(&error(UNREACHABLE, 3, &carried)), refused(Some(FAR)), "{before}");
+            assert_eq!(read_by_another(&error(UNREACHABLE, 3, &carried)), refused(None));
+        }
         for kind in [EXPIRED, 12] {
-            assert_eq!(Answer::read(&error(kind, 3, &datagram), TOKEN), None);
+            assert_eq!(read(&error(kind, 3, &datagram)), None);
         }
         let whole = error(UNREACHABLE, 3, &datagram);
         for bytes in 0..whole.len() {
-            assert_eq!(Answer::read(&whole[..bytes], TOKEN), None, "cut off");
+            assert_eq!(read(&whole[..bytes]), None, "cut off");
         }
+    }
+
+    /// By hand: the number is 7, the token that of the far host.
+    #[test]
+    fn an_answer_counts_with_the_token_of_its_sender_number_and_length_only() {
+        let mut reply = [
+            0x45, 0, 0, 36, 0, 0, 0, 0, 64, 1, 0x63, 0xd0, 10, 5, 2, 0, 10, 5, 1, 0, //
+            0, 0, 0, 0, 0xcd, 0xef, 0, 7, 0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef,
+        ];
+        let token = |to, sequence, bytes| match (to, sequence, bytes) {
+            (FAR, 7, 36) => TOKEN,
+            _ => !TOKEN,
+        };
+        let is_read = |packet: &[u8]| Answer::read(packet, &token).is_some();
+        assert!(is_read(&reply));
+        // The source's bytes are in the header's checksum.
+        for (at, what) in
+            [(&[14, 10][..], "another peer's"), (&[27], "another number's"), (&[35], "made up")]
+        {
+            at.iter().for_each(|at| reply[*at] ^= 1);
+            assert!(Reply::read(&reply).is_some() && !is_read(&reply), "{what}");
+            at.iter().for_each(|at| reply[*at] ^= 1);
+        }
+        let mut long = [&reply[..], &[0; 1400]].concat();
+        long[2..4].copy_from_slice(&1436_u16.to_be_bytes());
+        long[10..12].copy_from_slice(&[0x5e, 0x58]);
+        assert!(Reply::read(&long).is_some() && !is_read(&long), "that of a shorter one");
+        let [one, other] = [Tokens::default(), Tokens::default()];
+        assert_eq!(one.of(FAR, 7, 84), one.of(FAR, 7, 84));
+        let others = [one.of(NEAR, 7, 84), one.of(FAR, 8, 84), one.of(FAR, 7, 85)];
+        assert!(!others.contains(&one.of(FAR, 7, 84)));
+        assert_ne!(one.of(FAR, 7, 84), other.of(FAR, 7, 84), "another run's");
     }
 }

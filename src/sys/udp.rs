@@ -338,7 +338,7 @@ impl ReceiveBatch {
 }
 
 /// Walks control messages: `cmsghdr`, data, padding to the next multiple of its alignment.
-fn for_each_control(mut bytes: &[u8], mut each: impl FnMut(c_int, c_int, &[u8])) {
+pub(super) fn for_each_control(mut bytes: &[u8], mut each: impl FnMut(c_int, c_int, &[u8])) {
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
     const ALIGNMENT: usize = size_of::<usize>();
     while let Some((length, rest)) = bytes.split_first_chunk::<{ size_of::<usize>() }>() {

@@ -1,5 +1,6 @@
 //! Pings: several targets at once, each with a few echoes, from an ordinary raw socket.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsFd;
@@ -10,7 +11,7 @@ use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::device::only_types;
-use crate::packet::echo::{ANSWERS, ECHO_BYTES_MIN, Reply, Request, TTL};
+use crate::packet::echo::{ANSWERS, ECHO_BYTES_MIN, Reply, Request, TTL, Tokens};
 use crate::packet::ipv4::HEADER_BYTES_MIN;
 use crate::sys::udp::set_fragmenting;
 use crate::tool::refusal::why;
@@ -94,8 +95,9 @@ impl Echoes {
     }
 }
 
-/// When an echo was sent, to which node's which target; no time once it is answered.
-type Sent = (usize, usize, Option<Instant>);
+/// The echoes that are unanswered, by their tokens: when each was sent, to which node's which
+/// target.
+type Sent = HashMap<u64, (usize, usize, Instant)>;
 
 /// Pings all targets of the nodes, small and large ones in turn, in less than four seconds whatever
 /// their number; those behind the host from the `pods_gateway`, if this host has that address, so
@@ -110,8 +112,9 @@ pub(super) fn ping(
         socket.bind(&SocketAddrV4::new(from, 0).into()).ok()?;
         Some(socket)
     });
-    let first_token = fastrand::u64(..);
-    let mut sent: Vec<Sent> = Vec::new();
+    // What one node was sent tells nothing of what another has to answer.
+    let (tokens, identifier, mut sequence) = (Tokens::default(), fastrand::u16(..), 0_u16);
+    let mut sent = Sent::new();
     let mut packet = vec![0; PACKET_BYTES_MAX];
     let mut asked: Vec<usize> = (0..nodes.len()).collect();
     for turn in 1..=ROUNDS * ECHOES {
@@ -121,9 +124,11 @@ pub(super) fn ping(
             for (at, target) in nodes[node].iter_mut().enumerate() {
                 let packet = &mut packet[..usize::from(target.bytes).max(ECHO_BYTES_MIN)];
                 let (source, destination) = (Ipv4Addr::UNSPECIFIED, target.address);
-                let token = first_token.wrapping_add(sent.len() as u64);
-                Request { source, destination, ttl: TTL, token, sequence: 0 }.write(packet);
-                sent.push((node, at, Some(Instant::now())));
+                sequence = sequence.wrapping_add(1);
+                let token = tokens.of(destination, sequence, packet.len() as u16);
+                Request { source, destination, ttl: TTL, identifier, sequence, token }
+                    .write(packet);
+                sent.insert(token, (node, at, Instant::now()));
                 target.sent += 1;
                 let by = inner.as_ref().filter(|_| target.leg != Leg::Host).unwrap_or(&socket);
                 // The kernel writes the IPv4 header.
@@ -133,7 +138,7 @@ pub(super) fn ping(
                 }
             }
         }
-        receive(&socket, end, first_token, &mut sent, nodes)?;
+        receive(&socket, end, &mut sent, nodes)?;
         if ends_round {
             asked.retain(|node| nodes[*node].iter().any(|target| target.answered < target.sent));
         }
@@ -153,12 +158,11 @@ fn open() -> io::Result<Socket> {
 fn receive(
     mut socket: &Socket,
     end: Instant,
-    first_token: u64,
-    sent: &mut [Sent],
+    sent: &mut Sent,
     nodes: &mut [Vec<Echoes>],
 ) -> anyhow::Result<()> {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
-    while sent.iter().any(|(.., at)| at.is_some()) {
+    while !sent.is_empty() {
         let wait = end.saturating_duration_since(Instant::now());
         if wait.is_zero() {
             break;
@@ -171,11 +175,8 @@ fn receive(
             Err(error) => return Err(error).context("cannot receive answers"),
         };
         let Some(reply) = Reply::read(&buffer[..received]) else { continue };
-        let number = usize::try_from(reply.token.wrapping_sub(first_token)).unwrap_or(usize::MAX);
-        if let Some((node, target, at)) = sent.get_mut(number)
-            && let Some(at) = at.take()
-        {
-            nodes[*node][*target].answer(at.elapsed());
+        if let Some((node, target, at)) = sent.remove(&reply.token) {
+            nodes[node][target].answer(at.elapsed());
         }
     }
     Ok(())

@@ -13,9 +13,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tempfile::TempDir;
 use weft::packet::checksum;
 
-use crate::support::cluster::{Cluster, weftd_in};
+use crate::support::cluster::{Cluster, Nodes, weftd_in};
 use crate::support::lab::{Namespace, Process, SubnetEnv, example, wait_until};
 use crate::support::overlay::{CONFIG, local_store, reserve};
+use crate::support::packet::{echo_reply, echo_requests, raw_socket, send_raw};
 use crate::support::status::Status;
 use crate::support::traffic::uninterrupted;
 
@@ -410,4 +411,36 @@ fn one_narrow_path_leaves_other_peers_alone() {
     let network = format!("{}/24", leases[2].network());
     host.exec(&["ip", "route", "delete", &network]);
     wait_until(Duration::from_secs(10), "the route is restored", found);
+}
+
+/// A node of the cluster answers for another, outside of the tunnel, with the token of the echoes
+/// that it was sent itself.
+#[test]
+fn nobody_else_makes_a_narrow_path_wide() {
+    let nodes = Nodes::start(3, CONFIG);
+    let [own, other, narrow] = [0, 1, 2].map(|host: usize| nodes.leases[host].network());
+    let [asker, forger] = [0, 1].map(|host: usize| &nodes.cluster.hosts[host]);
+    let requests = echo_requests(forger, own, other, 1472);
+    nodes.cluster.switch.exec(&["ip", "link", "set", "port2", "mtu", "1400"]);
+    let ping = |to: Ipv4Addr| asker.spawn(&["ping", "-q", "-i0.1", "-s1350", &to.to_string()]);
+    let _traffic = [other, narrow].map(ping);
+    wait_until(Duration::from_secs(30), "the path to the forger is measured", || {
+        requests.count() > 0
+    });
+    let request = requests.finish().swap_remove(0);
+    nodes.bypass(1, own, 0);
+    let is_narrow = || {
+        let routes = asker.exec(&["ip", "route", "show", "dev", "flannel0"]);
+        routes.contains("mtu 1372")
+    };
+    wait_until(Duration::from_secs(30), "the narrow path is found", is_narrow);
+    let forged: Vec<_> = (0..16).map(|number| echo_reply(&request, narrow, number, 1472)).collect();
+    let socket = raw_socket(forger);
+    // It is searched again after 5 and then every 30 seconds.
+    let end = Instant::now() + HEAL_MAX;
+    while Instant::now() < end {
+        forged.iter().for_each(|packet| send_raw(&socket, packet));
+        thread::sleep(Duration::from_millis(100));
+        assert!(is_narrow(), "the forged answers removed the route of the narrow path");
+    }
 }

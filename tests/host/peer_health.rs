@@ -5,9 +5,14 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use weft::packet::checksum;
 
+use crate::support::cluster::{Nodes, host_address};
 use crate::support::lab::{Lab, Namespace, Process, UNDERLAY, wait_until};
 use crate::support::overlay::{Overlay, local_store, reserve};
+use crate::support::packet::{
+    echo_reply, echo_requests, ipv4, raw_socket, send_raw, udp as udp_packet,
+};
 use crate::support::status::Status;
 
 /// Ten seconds are promised for a state and five for the repair, on a machine that has time.
@@ -271,4 +276,89 @@ fn assert_quiet(overlay: &Overlay, config: &str) {
         let chain = host.exec(&["nft", "list", "chain", "ip", "quiet", "out"]);
         assert!(chain.contains("packets 0 "), "{config}: somebody is asked: {chain}");
     }
+}
+
+/// A node of the cluster, and a pod of the host that asks, speak for a peer whose weftd hangs: with
+/// the token that the node was sent, as its pods, as its host, and as a router that refuses.
+#[test]
+fn nobody_speaks_for_a_silent_peer() {
+    std::thread::scope(|scope| {
+        for (config, port) in [(UDP, 8285), (VXLAN, 8472)] {
+            scope.spawn(move || assert_stays_silent(config, port));
+        }
+    });
+}
+
+fn assert_stays_silent(config: &str, port: u16) {
+    let mut nodes = Nodes::start(3, config);
+    let [own, dead, other] = [0, 1, 2].map(|host: usize| nodes.leases[host].network());
+    let pod = nodes.cluster.pod(0, &nodes.leases[0]);
+    let told = |nodes: &Nodes, subnet: Ipv4Addr| {
+        let status = Status::try_of(&nodes.dir(0));
+        let rows = status.map(|status| status.0["routes"].clone()).unwrap_or_default();
+        let is_its = |row: &&serde_json::Value| row["subnet"] == format!("{subnet}/24");
+        let row = rows.as_array().into_iter().flatten().find(is_its).cloned();
+        row.and_then(|row| Some(row["state"].as_str()?.to_owned())).unwrap_or_default()
+    };
+    let becomes = |nodes: &Nodes, state: &str| {
+        for subnet in [dead, other] {
+            let what = format!("{config}: {subnet} is {state}");
+            wait_until(KNOWN, &what, || told(nodes, subnet) == state);
+        }
+    };
+    becomes(&nodes, "idle");
+    let _pings = [dead, other].map(|to| {
+        let asker = &nodes.cluster.hosts[0];
+        asker.spawn(&["ping", "-q", "-i0.2", "-s100", &to.to_string()])
+    });
+    becomes(&nodes, "ok");
+    let requests = echo_requests(&nodes.cluster.hosts[2], own, other, 84);
+    wait_until(KNOWN, "the other node is asked", || requests.count() > 0);
+    let request = requests.finish().swap_remove(0);
+    nodes.daemons[1].signal(Signal::STOP);
+    if config == VXLAN {
+        // The kernel goes on without weftd, and says that it does not.
+        let mute = "table inet wall { chain a { type filter hook output priority 0; \
+                    icmp type destination-unreachable drop; }; }";
+        nodes.cluster.hosts[1].exec(&["nft", mute]);
+        nodes.cluster.hosts[1].exec(&["ip", "link", "del", "flannel.1"]);
+    }
+    wait_until(KNOWN, "the dead peer is silent", || told(&nodes, dead) == "silent");
+    nodes.bypass(2, own, 0);
+    let (by_anybody, by_pod) = forged(&request, dead, port);
+    let node = &nodes.cluster.hosts[2];
+    for (who, namespace, more) in [("a node", node, &[][..]), ("a pod", &pod, &by_pod[..])] {
+        let socket = raw_socket(namespace);
+        // Beyond several rounds of echoes, and until what came before is stale.
+        for _ in 0..80 {
+            by_anybody.iter().chain(more).for_each(|packet| send_raw(&socket, packet));
+            std::thread::sleep(Duration::from_millis(200));
+            let state = told(&nodes, dead);
+            assert!(["", "silent"].contains(&state.as_str()), "{config}: {who}: {state}");
+        }
+    }
+    nodes.daemons[1].signal(Signal::CONT);
+    if config == UDP {
+        wait_until(KNOWN, "it is well again", || told(&nodes, dead) == "ok");
+    }
+}
+
+/// What may be sent in the name of host 1, whose subnet is `dead`, to the one that sent this
+/// request; the last ones need its host's own address.
+fn forged(request: &[u8], dead: Ipv4Addr, port: u16) -> (Vec<Vec<u8>>, [Vec<u8>; 2]) {
+    let own = Ipv4Addr::from_bits(u32::from_be_bytes([12, 13, 14, 15].map(|at| request[at])));
+    let [asking, dying, third] = [0, 1, 2].map(host_address);
+    let datagram = udp_packet((asking, port), (dying, port), &[0; 8]);
+    let refusal = |by| {
+        let mut message = [&[3, 3, 0, 0, 0, 0, 0, 0], &datagram[..28]].concat();
+        let sum = checksum::finish(checksum::sum(&message));
+        message[2..4].copy_from_slice(&sum);
+        ipv4(by, asking, 1, &message)
+    };
+    let mut by_anybody: Vec<_> =
+        (0..200).map(|number| echo_reply(request, dead, number, 84)).collect();
+    let its_pod = Ipv4Addr::from_bits(dead.to_bits() + 7);
+    by_anybody.push(udp_packet((its_pod, 9), (own, 9), &[0; 8]));
+    by_anybody.push(refusal(third));
+    (by_anybody, [refusal(dying), udp_packet((dying, port), (asking, port), &[8; 60])])
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::etcd::PATIENT;
 use super::lab::{Namespace, Process, SubnetEnv, WEFTD, wait_until};
 use super::members::Version;
+use super::overlay::local_store;
 
 /// Hosts at 172.20.0.1, 172.20.0.2, ... on a bridge that has the address 172.20.0.254.
 #[derive(Debug)]
@@ -64,6 +65,45 @@ impl Cluster {
     #[track_caller]
     pub(crate) fn weftd(&self, host: usize, dir: &Path, arguments: &[&str]) -> Process {
         weftd_in(&self.hosts[host], host_address(host), dir, arguments)
+    }
+}
+
+/// A cluster of nodes that share a local store.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    /// weftd on each.
+    pub(crate) daemons: Vec<Process>,
+    pub(crate) leases: Vec<SubnetEnv>,
+    pub(crate) cluster: Cluster,
+    files: TempDir,
+}
+
+impl Nodes {
+    /// Starts so many, with this network configuration.
+    #[track_caller]
+    pub(crate) fn start(count: usize, config: &str) -> Self {
+        let files = tempfile::tempdir().expect("a directory for the test");
+        let store = local_store(files.path(), config);
+        let cluster = Cluster::new(count);
+        let (daemons, leases) = (Vec::new(), Vec::new());
+        let mut nodes = Self { daemons, leases, cluster, files };
+        for host in 0..count {
+            let mut daemon = nodes.cluster.weftd(host, &nodes.dir(host), &[&store]);
+            nodes.leases.push(SubnetEnv::wait(&nodes.dir(host).join("subnet.env"), &mut daemon));
+            nodes.daemons.push(daemon);
+        }
+        nodes
+    }
+
+    /// Where weftd of a host has its files.
+    pub(crate) fn dir(&self, host: usize) -> PathBuf {
+        self.files.path().join(format!("h{host}"))
+    }
+
+    /// What this node sends to the address goes to the host of that one, outside of the tunnel.
+    pub(crate) fn bypass(&self, host: usize, address: Ipv4Addr, at: usize) {
+        let [to, via] = [format!("{address}/32"), host_address(at).to_string()];
+        self.cluster.hosts[host].exec(&["ip", "route", "add", &to, "via", &via, "dev", "wire0"]);
     }
 }
 

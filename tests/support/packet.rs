@@ -1,7 +1,7 @@
 //! IPv4 packets made byte by byte, right or wrong, and a listener on all devices of a namespace.
 
 use std::io::{ErrorKind, Read};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use socket2::{Domain, Protocol, Socket, Type};
+use weft::packet::checksum;
 
 use super::lab::Namespace;
 
@@ -54,6 +55,51 @@ pub(crate) fn seal(packet: &mut [u8]) {
     }
     let checksum = !u16::try_from(sum).expect("the sum was folded to 16 bits");
     packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// What `source` would answer to this echo request, had it this number and length.
+pub(crate) fn echo_reply(
+    request: &[u8],
+    source: Ipv4Addr,
+    sequence: u16,
+    total_bytes: usize,
+) -> Vec<u8> {
+    let asker = Ipv4Addr::from_bits(u32::from_be_bytes([12, 13, 14, 15].map(|at| request[at])));
+    let mut message = request[HEADER_BYTES..].to_vec();
+    message.resize(total_bytes - HEADER_BYTES, 0);
+    message[..4].fill(0);
+    message[6..8].copy_from_slice(&sequence.to_be_bytes());
+    let sum = checksum::finish(checksum::sum(&message));
+    message[2..4].copy_from_slice(&sum);
+    ipv4(source, asker, 1, &message)
+}
+
+/// Keeps the echo requests of this length from one address to the other.
+pub(crate) fn echo_requests(
+    namespace: &Namespace,
+    from: Ipv4Addr,
+    to: Ipv4Addr,
+    total_bytes: usize,
+) -> Sniffer {
+    Sniffer::start(namespace, move |packet| {
+        packet.len() == total_bytes
+            && packet[9] == 1
+            && packet[12..20] == [from.octets(), to.octets()].concat()
+            && packet[HEADER_BYTES] == 8
+    })
+}
+
+/// A socket that sends any packet as it is.
+pub(crate) fn raw_socket(namespace: &Namespace) -> Socket {
+    let protocol = Some(Protocol::from(libc::IPPROTO_RAW));
+    let socket = namespace.enter(|| Socket::new(Domain::IPV4, Type::RAW, protocol));
+    socket.expect("tests are root")
+}
+
+/// Sends a packet by such a socket, as far as routes lead.
+pub(crate) fn send_raw(socket: &Socket, packet: &[u8]) {
+    let to = Ipv4Addr::from_bits(u32::from_be_bytes([16, 17, 18, 19].map(|at| packet[at])));
+    socket.send_to(packet, &SocketAddrV4::new(to, 0).into()).expect("a raw socket sends anything");
 }
 
 /// Everything that crosses any device of a namespace, either way, from the network layer on.

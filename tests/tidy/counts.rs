@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 500, 4100),
-    ("backend", 5340, 52200),
+    ("backend", 5420, 52900),
     ("bin", 10, 200),
     ("config", 1730, 16300),
     ("daemon", 3330, 33700),
@@ -22,12 +22,12 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("host", 2550, 25800),
     ("netfilter", 1120, 10900),
     ("offload", 820, 7300),
-    ("packet", 670, 6600),
+    ("packet", 710, 7000),
     ("rights", 50, 600),
     ("route", 280, 2700),
     ("stats", 340, 3200),
     ("status", 590, 4200),
-    ("sys", 1130, 11300),
+    ("sys", 1160, 11700),
     ("tool", 4430, 47200),
 ];
 

@@ -1,7 +1,8 @@
 //! What arrives from peers that leave echoes unanswered, seen before any firewall or tc filter of
 //! this host: whether their packets reach the interface, whether they come out of the tunnel, and
 //! whether connections go on, which they only do if our packets arrive there. Runs while a peer is
-//! in question, sees the first bytes of packets from a few of them, and takes none away.
+//! in question, sees the first bytes of packets from a few of them, and takes none away. What comes
+//! by another interface than theirs is somebody else's: of a pod of this host, of another node.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _};
@@ -15,6 +16,7 @@ use tracing::info;
 use super::evidence::{Evidence, Reached};
 use crate::device::ignore_outgoing;
 use crate::packet::ipv4::protocol;
+use crate::packet::transport::UDP_HEADER_BYTES;
 
 /// Peers that are watched at a time, and leases of each.
 const HOSTS_MAX: usize = 16;
@@ -36,8 +38,6 @@ const ETH_P_ALL: u16 = 0x0003;
 
 const ACK: u8 = 0x10;
 
-const UDP_HEADER_BYTES: usize = 8;
-
 /// A TCP flow of a peer's pod: addresses and ports.
 type Flow = [u8; 12];
 
@@ -45,6 +45,8 @@ type Flow = [u8; 12];
 pub(super) struct Capture {
     /// Of the tunnel, if there is one.
     port: Option<u16>,
+    /// By which the tunnel's datagrams come.
+    external: u32,
     watched: Vec<(Ipv4Addr, Vec<Reached>)>,
     socket: Option<UdpSocket>,
     is_refused: bool,
@@ -55,23 +57,29 @@ pub(super) struct Capture {
 impl Capture {
     pub(super) fn new(port: Option<u16>) -> Self {
         let (watched, flows) = (Vec::new(), HashMap::new());
-        Self { port, watched, socket: None, is_refused: false, flows }
+        Self { port, external: 0, watched, socket: None, is_refused: false, flows }
     }
 
-    /// Watches the first of these peers, and no others.
-    pub(super) fn watch<'a>(&mut self, hosts: impl Iterator<Item = (Ipv4Addr, &'a [Reached])>) {
+    /// Watches the first of these peers, and no others, behind the `external` interface.
+    pub(super) fn watch<'a>(
+        &mut self,
+        hosts: impl Iterator<Item = (Ipv4Addr, &'a [Reached])>,
+        external: u32,
+    ) {
         let cut = |leases: &[Reached]| leases[..leases.len().min(LEASES_MAX)].to_vec();
         let watched: Vec<_> =
             hosts.take(HOSTS_MAX).map(|(host, leases)| (host, cut(leases))).collect();
-        if watched == self.watched || self.is_refused {
+        if (&watched, external) == (&self.watched, self.external) || self.is_refused {
             return;
         }
-        self.watched = watched;
+        (self.watched, self.external) = (watched, external);
         if self.watched.is_empty() {
             (self.socket, self.flows) = (None, HashMap::new());
             return;
         }
-        let filter = filter(&self.watched, self.port);
+        let steps = filter(&self.watched, self.port.map(|port| (port, external)));
+        let step = |Step(code, yes, no, value)| SockFilter::new(code, yes, no, value);
+        let filter: Vec<_> = steps.into_iter().map(step).collect();
         let attached = match &self.socket {
             Some(socket) => SockRef::from(socket).attach_filter(&filter),
             None => open(&filter).map(|socket| self.socket = Some(socket)),
@@ -85,17 +93,17 @@ impl Capture {
         }
     }
 
-    /// Takes what has arrived: whole packets of ICMP as they are, and what the others show.
-    pub(super) fn receive(&mut self, mut each: impl FnMut(&[u8], Option<(Ipv4Addr, Evidence)>)) {
+    /// Takes what has arrived: each packet with its interface, and what it shows of which peer.
+    pub(super) fn receive(&mut self, mut each: impl FnMut(&[u8], u32, Ipv4Addr, &[Evidence])) {
         let Some(socket) = &self.socket else { return };
         let mut buffer = [0; PACKET_BYTES];
         for _ in 0..PACKETS_MAX {
             let Ok(received) = socket.try_recv(&mut buffer) else { return };
             let packet = &buffer[..received];
-            for evidence in seen(packet, self.port, &self.watched, &mut self.flows) {
-                each(packet, Some(evidence));
+            if let Some(seen) = seen(packet, self.port, &self.watched, &mut self.flows) {
+                let interface = seen.interface.unwrap_or(self.external);
+                each(packet, interface, seen.host, &seen.evidence);
             }
-            each(packet, None);
         }
     }
 }
@@ -118,31 +126,41 @@ fn open(filter: &[SockFilter]) -> io::Result<UdpSocket> {
     UdpSocket::from_std(OwnedFd::from(socket).into())
 }
 
+/// What a packet shows of whom.
+struct Seen {
+    host: Ipv4Addr,
+    /// By which the filter let it in; `None` for the external one.
+    interface: Option<u32>,
+    evidence: Vec<Evidence>,
+}
+
 /// Of a packet from a peer: whether it is the tunnel's or came out of it, and what that shows.
 fn seen(
     packet: &[u8],
     port: Option<u16>,
     watched: &[(Ipv4Addr, Vec<Reached>)],
     flows: &mut HashMap<Flow, u32>,
-) -> Vec<(Ipv4Addr, Evidence)> {
-    let Some(source) = chunk::<4>(packet, 12).map(Ipv4Addr::from) else { return Vec::new() };
+) -> Option<Seen> {
+    let source = chunk::<4>(packet, 12).map(Ipv4Addr::from)?;
     let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
     if port.is_some()
         && packet[9] == protocol::UDP
         && chunk(transport, 2).map(u16::from_be_bytes) == port
         && let Some((_, leases)) = watched.iter().find(|(host, _)| *host == source)
     {
-        return vec![(source, arrived(transport, leases))];
+        let evidence = vec![arrived(transport, leases)];
+        return Some(Seen { host: source, interface: None, evidence });
     }
-    let is_its = |(_, leases): &&(Ipv4Addr, Vec<Reached>)| {
-        leases.iter().any(|lease| lease.subnet.contains(source))
+    let lease_of = |(host, leases): &(Ipv4Addr, Vec<Reached>)| {
+        let lease = leases.iter().find(|lease| lease.subnet.contains(source))?;
+        Some((*host, Some(lease.interface)))
     };
-    let Some((host, _)) = watched.iter().find(is_its) else { return Vec::new() };
-    let mut evidence = vec![(*host, Evidence::Heard)];
+    let (host, interface) = watched.iter().find_map(lease_of)?;
+    let mut evidence = vec![Evidence::Heard];
     if packet[9] == protocol::TCP && has_advanced(packet, transport, flows) {
-        evidence.push((*host, Evidence::Acknowledged));
+        evidence.push(Evidence::Acknowledged);
     }
-    evidence
+    Some(Seen { host, interface, evidence })
 }
 
 /// Of a datagram of a peer with these leases. What VXLAN carries is not looked into: the kernel
@@ -187,9 +205,11 @@ fn chunk<const BYTES: usize>(bytes: &[u8], at: usize) -> Option<[u8; BYTES]> {
 
 /// Its protocol, and what a packet is for this host: one in a frame for another host, which a
 /// switch or a wrong neighbour entry brought here, has not arrived, and one that leaves is ours
-/// (SKF_AD_PROTOCOL, SKF_AD_PKTTYPE, PACKET_OTHERHOST, PACKET_OUTGOING).
+/// (SKF_AD_PROTOCOL, SKF_AD_PKTTYPE, PACKET_OTHERHOST, PACKET_OUTGOING). By which interface it came
+/// (SKF_AD_IFINDEX).
 const PROTOCOL: u32 = 0xffff_f000;
 const PACKET_TYPE: u32 = 0xffff_f004;
+const INTERFACE: u32 = 0xffff_f008;
 const OTHER_HOST: u32 = 3;
 const OUTGOING: u32 = 4;
 
@@ -203,25 +223,32 @@ const AND: u16 = 0x54;
 const EQUAL: u16 = 0x15;
 const END: u16 = 0x06;
 
-/// Datagrams of these peers to the tunnel's port, and whatever is from their subnets.
-fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], port: Option<u16>) -> Vec<SockFilter> {
-    let one = |code, value| SockFilter::new(code, 0, 0, value);
+/// A code, how many steps to skip if a comparison holds and if it doesn't, and a value.
+#[derive(Debug, Clone, Copy)]
+struct Step(u16, u8, u8, u32);
+
+/// Datagrams of these peers to the tunnel's port by its interface, and whatever is from their
+/// subnets by theirs.
+fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], tunnel: Option<(u16, u32)>) -> Vec<Step> {
+    let one = |code, value| Step(code, 0, 0, value);
     // Goes on if it is equal, else skips so many.
-    let unless = |value, skip| SockFilter::new(EQUAL, 0, skip, value);
+    let unless = |value, skip| Step(EQUAL, 0, skip, value);
     let taken = || one(END, PACKET_BYTES as u32);
     let end = || one(END, 0);
-    let mut program = vec![one(WORD, PROTOCOL), SockFilter::new(EQUAL, 1, 0, ETH_P_IP.into())];
+    let mut program = vec![one(WORD, PROTOCOL), Step(EQUAL, 1, 0, ETH_P_IP.into())];
     program.extend([end(), one(WORD, PACKET_TYPE)]);
     program.extend([unless(OTHER_HOST, 1), end(), unless(OUTGOING, 1), end()]);
     for (host, leases) in watched {
-        if let Some(port) = port {
-            program.extend([one(WORD, 12), unless(host.to_bits(), 6)]);
+        if let Some((port, external)) = tunnel {
+            program.extend([one(WORD, 12), unless(host.to_bits(), 8)]);
+            program.extend([one(WORD, INTERFACE), unless(external, 6)]);
             program.extend([one(BYTE, 9), unless(protocol::UDP.into(), 4)]);
             program.extend([one(HEADER, 0), one(HALF_BEHIND, 2), unless(port.into(), 1), taken()]);
         }
-        for Reached { subnet, .. } in leases {
+        for Reached { subnet, interface, .. } in leases {
             program.extend([one(WORD, 12), one(AND, subnet.mask())]);
-            program.extend([unless(subnet.network().to_bits(), 1), taken()]);
+            program.extend([unless(subnet.network().to_bits(), 3), one(WORD, INTERFACE)]);
+            program.extend([unless(*interface, 1), taken()]);
         }
     }
     program.push(end());
@@ -234,10 +261,12 @@ mod tests {
 
     const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const PORT: Option<u16> = Some(8285);
+    const EXTERNAL: u32 = 2;
+    const TUNNEL: u32 = 7;
 
     fn watched() -> Vec<(Ipv4Addr, Vec<Reached>)> {
-        let lease =
-            Reached { subnet: "10.5.1.0/24".parse().unwrap(), target: Ipv4Addr::new(10, 5, 1, 0) };
+        let subnet = "10.5.1.0/24".parse().unwrap();
+        let lease = Reached { subnet, target: Ipv4Addr::new(10, 5, 1, 0), interface: TUNNEL };
         vec![(HOST, vec![lease])]
     }
 
@@ -258,8 +287,8 @@ mod tests {
 
     fn all(packets: &[Vec<u8>]) -> Vec<Evidence> {
         let (watched, mut flows) = (watched(), HashMap::new());
-        let each = packets.iter().flat_map(|packet| seen(packet, PORT, &watched, &mut flows));
-        each.map(|(host, evidence)| (assert_eq!(host, HOST), evidence).1).collect()
+        let each = packets.iter().filter_map(|packet| seen(packet, PORT, &watched, &mut flows));
+        each.flat_map(|seen| (assert_eq!(seen.host, HOST), seen.evidence).1).collect()
     }
 
     #[test]
@@ -294,7 +323,53 @@ mod tests {
     fn a_filter_fits_the_kernel() {
         let leases = vec![watched()[0].1[0]; LEASES_MAX];
         let most = vec![(HOST, leases); HOSTS_MAX];
-        assert!(filter(&most, PORT).len() < 4096, "BPF_MAXINSNS");
-        assert_eq!(filter(&watched(), None).len(), 13);
+        assert!(filter(&most, Some((8285, EXTERNAL))).len() < 4096, "BPF_MAXINSNS");
+        assert_eq!(filter(&watched(), None).len(), 15);
+    }
+
+    /// As the kernel runs it: how much of a packet for this host, which came by this interface, is
+    /// taken.
+    fn taken(program: &[Step], packet: &[u8], interface: u32) -> u32 {
+        let (mut at, mut accumulator, mut header) = (0, 0, 0);
+        let load = |at: u32, bytes: u32| {
+            let bytes = &packet[at as usize..(at + bytes) as usize];
+            bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
+        };
+        loop {
+            let Step(code, yes, no, value) = program[at];
+            at += 1;
+            match (code, value) {
+                (WORD, PROTOCOL) => accumulator = u32::from(ETH_P_IP),
+                (WORD, PACKET_TYPE) => accumulator = 0,
+                (WORD, INTERFACE) => accumulator = interface,
+                (WORD, _) => accumulator = load(value, 4),
+                (BYTE, _) => accumulator = load(value, 1),
+                (HEADER, _) => header = 4 * (load(value, 1) & 0x0f),
+                (HALF_BEHIND, _) => accumulator = load(header + value, 2),
+                (AND, _) => accumulator &= value,
+                (EQUAL, _) => at += usize::from(if accumulator == value { yes } else { no }),
+                (END, _) => return value,
+                _ => panic!("{code:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_another_way_is_not_taken() {
+        let inner = packet([10, 5, 1, 9], protocol::TCP, &[0; 20]);
+        let datagram = [0x20, 0x5d, 0x20, 0x5d, 0, 8, 0, 0];
+        let outer = packet(HOST.octets(), protocol::UDP, &datagram);
+        let stranger = packet([192, 0, 2, 9], protocol::UDP, &datagram);
+        let whole = PACKET_BYTES as u32;
+        let tunnelled = filter(&watched(), Some((8285, EXTERNAL)));
+        // Of a pod's interface there is no more to say.
+        for (interface, of_inner, of_outer) in
+            [(TUNNEL, whole, 0), (EXTERNAL, 0, whole), (9, 0, 0), (0, 0, 0)]
+        {
+            assert_eq!(taken(&tunnelled, &inner, interface), of_inner, "{interface}");
+            assert_eq!(taken(&tunnelled, &outer, interface), of_outer, "{interface}");
+            assert_eq!(taken(&tunnelled, &stranger, interface), 0, "{interface}");
+            assert_eq!(taken(&filter(&watched(), None), &outer, interface), 0, "{interface}");
+        }
     }
 }

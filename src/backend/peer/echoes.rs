@@ -2,15 +2,15 @@
 //! tunnel and firewalls see nothing unusual, and receives the answers.
 
 use std::future::pending;
-use std::io::{self, Read};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use crate::device::only_types;
-use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL};
+use crate::device::{only_types, receive_with_interface, tell_interface};
+use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL, Tokens};
 
 /// Room for the answers to several searches for a path's MTU at once.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
@@ -20,7 +20,7 @@ const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 const ANSWERS_MAX: usize = 2048;
 
 /// Length of an echo that asks whether a peer is there: as a usual ping.
-pub(in crate::backend) const ECHO_BYTES: usize = 84;
+pub(in crate::backend) const ECHO_BYTES: u16 = 84;
 
 /// Any packet fits.
 const PACKET_BYTES_MAX: usize = 64 << 10;
@@ -37,7 +37,8 @@ pub(super) enum Message {
 #[derive(Debug)]
 pub(in crate::backend) struct Echoes {
     socket: Socket,
-    token: u64,
+    tokens: Tokens,
+    identifier: u16,
     buffer: Box<[u8]>,
 }
 
@@ -47,49 +48,57 @@ impl Echoes {
         let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
         let [reply, unreachable, expired] = ANSWERS;
         only_types(socket.as_fd(), &[reply, unreachable, expired, REQUESTS])?;
+        tell_interface(socket.as_fd())?;
         socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         socket.set_header_included_v4(true)?;
         Ok(Self {
             socket,
-            token: fastrand::u64(..),
+            tokens: Tokens::default(),
+            identifier: fastrand::u16(..),
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
         })
     }
 
     /// Sends an echo as the kernel routes it.
     pub(super) fn send(&mut self, to: Ipv4Addr, ttl: u8, sequence: u16) -> io::Result<()> {
-        let (token, source) = (self.token, Ipv4Addr::UNSPECIFIED);
-        let request = Request { source, destination: to, ttl, token, sequence };
-        request.write(&mut self.buffer[..ECHO_BYTES]);
+        self.write([Ipv4Addr::UNSPECIFIED, to], ttl, ECHO_BYTES, sequence);
         let to = SocketAddr::from((to, 0));
-        self.socket.send_to(&self.buffer[..ECHO_BYTES], &to.into()).map(drop)
+        self.socket.send_to(&self.buffer[..ECHO_BYTES.into()], &to.into()).map(drop)
     }
 
     /// An echo of this length, for another way to send it.
     pub(in crate::backend) fn packet(
         &mut self,
-        [source, destination]: [Ipv4Addr; 2],
-        bytes: usize,
+        addresses: [Ipv4Addr; 2],
+        bytes: u16,
         sequence: u16,
     ) -> &[u8] {
-        let token = self.token;
-        let packet = &mut self.buffer[..bytes];
-        Request { source, destination, ttl: TTL, token, sequence }.write(packet);
-        packet
+        self.write(addresses, TTL, bytes, sequence);
+        &self.buffer[..bytes.into()]
+    }
+
+    fn write(&mut self, [source, destination]: [Ipv4Addr; 2], ttl: u8, bytes: u16, sequence: u16) {
+        let token = self.tokens.of(destination, sequence, bytes);
+        Request { source, destination, ttl, identifier: self.identifier, sequence, token }
+            .write(&mut self.buffer[..bytes.into()]);
     }
 
     /// What a packet says, however it came.
     pub(super) fn read(&self, packet: &[u8]) -> Option<Message> {
-        let answer = Answer::read(packet, self.token).map(Message::Answer);
+        let answer =
+            Answer::read(packet, &|to, sequence, bytes| self.tokens.of(to, sequence, bytes))
+                .map(Message::Answer);
         answer.or_else(|| Answer::asker(packet).map(Message::Asked))
     }
 
-    /// Takes what has come.
-    pub(super) fn receive(&mut self) -> Vec<Message> {
+    /// Takes what has come, and by which interfaces.
+    pub(super) fn receive(&mut self) -> Vec<(u32, Message)> {
         let mut messages = Vec::new();
         for _ in 0..ANSWERS_MAX {
-            let Ok(received) = self.socket.read(&mut self.buffer) else { break };
-            messages.extend(self.read(&self.buffer[..received]));
+            let received = receive_with_interface(self.socket.as_fd(), &mut self.buffer);
+            let Ok((received, interface)) = received else { break };
+            let message = self.read(&self.buffer[..received]);
+            messages.extend(message.map(|message| (interface, message)));
         }
         messages
     }

@@ -82,6 +82,8 @@ pub(in crate::backend) struct Reached {
     pub(in crate::backend) subnet: Prefix,
     /// What answers echoes there.
     pub(in crate::backend) target: Ipv4Addr,
+    /// By which interface packets from there come: the tunnel's, or the external one.
+    pub(in crate::backend) interface: u32,
 }
 
 /// The leases of each host.

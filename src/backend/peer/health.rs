@@ -17,7 +17,7 @@ use super::echoes::{ECHO_BYTES, Echoes, Message};
 use super::evidence::{Ask, Evidence, Hosts, Reached, Sample};
 use super::machine::Machine;
 use super::state::{Obstacle, Reachability};
-use crate::packet::echo::{Answer, TTL};
+use crate::packet::echo::{Answer, Reply, TTL};
 use crate::route::Prefix;
 
 /// Codes of ICMP's type 3 by which somebody refuses a datagram: no such protocol or port, and
@@ -87,8 +87,9 @@ impl Health {
         self.echoes.as_mut()
     }
 
-    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts) {
-        self.machine.set_hosts(hosts);
+    /// These are the peers from now on, behind the interface with this index.
+    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
+        self.machine.set_hosts(hosts, external);
     }
 
     /// Whether to look at counts now; the next look is `period` later.
@@ -115,27 +116,28 @@ impl Health {
     }
 
     /// Takes in what came. `own` are this host's addresses; echoes of other lengths than ours are
-    /// handed to `others`.
+    /// handed to `others`, if they came the way that they must.
     pub(in crate::backend) fn receive(
         &mut self,
         own: &[Ipv4Addr],
         now: Instant,
-        mut others: impl FnMut(Ipv4Addr, u16),
+        mut others: impl FnMut(Reply),
     ) {
         self.received = now;
         let Self { manner, machine, echoes: Some(echoes), capture, .. } = self else { return };
         let mut messages = echoes.receive();
-        capture.receive(|packet, evidence| match evidence {
-            Some((host, evidence)) => machine.note(host, evidence, now),
-            None => messages.extend(echoes.read(packet)),
+        capture.receive(|packet, interface, host, evidence| {
+            evidence.iter().for_each(|evidence| machine.note(host, *evidence, now));
+            messages.extend(echoes.read(packet).map(|message| (interface, message)));
         });
-        for message in messages {
-            if let Message::Answer(Answer::Reply(reply)) = message
-                && usize::from(reply.total_bytes) != ECHO_BYTES
-            {
-                others(reply.source, reply.total_bytes);
-            } else if let Some((host, evidence)) = meaning(message, machine, manner.port, own) {
-                machine.note(host, evidence, now);
+        for (interface, message) in messages {
+            let meaning = meaning(message, interface, machine, manner.port, own);
+            let Some((host, evidence)) = meaning else { continue };
+            match message {
+                Message::Answer(Answer::Reply(reply)) if reply.total_bytes != ECHO_BYTES => {
+                    others(reply);
+                }
+                Message::Answer(_) | Message::Asked(_) => machine.note(host, evidence, now),
             }
         }
     }
@@ -163,7 +165,7 @@ impl Health {
                 echoes.send(ask.host, TTL, ask.sequence).ok();
             }
         }
-        capture.watch(machine.in_question(now));
+        capture.watch(machine.in_question(now), machine.external());
         self.is_waiting = machine.is_waiting(now);
         self.next_tick = now + machine.until_tick(now).unwrap_or(LONG);
         asks.retain(|ask| ask.asks_host);
@@ -197,39 +199,54 @@ impl Health {
     }
 }
 
-/// What a message shows of which peer.
+/// What a message that came by this interface shows of which peer; `None` if it came another way
+/// than it must. Answers have a token that only their peer has seen, so those from outside of a
+/// tunnel may come by any interface: on a host with several in one network they do.
 fn meaning(
     message: Message,
+    interface: u32,
     machine: &Machine,
     port: Option<u16>,
     own: &[Ipv4Addr],
 ) -> Option<(Ipv4Addr, Evidence)> {
     let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
+    let answerer = |address| {
+        let (host, by) = machine.place_of(address)?;
+        (by == interface || by == machine.external()).then_some(host)
+    };
     match message {
-        Message::Asked(by) => Some((machine.host_of(by)?, Evidence::Asked)),
+        Message::Asked(asker) => {
+            let (host, by) = machine.place_of(asker)?;
+            (by == interface).then_some((host, Evidence::Asked))
+        }
         Message::Answer(Answer::Reply(reply)) => {
-            let host = machine.host_of(reply.source)?;
+            let host = answerer(reply.source)?;
             let is_target = machine.is_target(reply.source);
             let evidence =
                 if is_target { Evidence::Echoed(reply.sequence) } else { Evidence::HostAnswered };
             Some((host, evidence))
         }
-        Message::Answer(Answer::Lost { by, destination, sequence, .. }) => {
-            let host = machine.host_of(destination)?;
-            if own.contains(&by) {
-                return Some((host, neighbour));
-            }
-            // Another router, to which a wrong route leads, is no peer.
-            (machine.host_of(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
+        // The kernel takes a packet from one of its own addresses from nobody but itself.
+        Message::Answer(Answer::Lost { by, destination, .. }) if own.contains(&by) => {
+            Some((machine.place_of(destination)?.0, neighbour))
         }
-        Message::Answer(Answer::Refused { by, code, destination }) => {
-            let host = machine.host_of(*destination.ip())?;
-            if Some(destination.port()) != port {
+        Message::Answer(Answer::Lost { by, destination, sequence, .. }) => {
+            let (host, _) = machine.place_of(destination)?;
+            // Another router, to which a wrong route leads, is no peer.
+            (answerer(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
+        }
+        Message::Answer(Answer::Refused { by, code, source, destination, echo_to }) => {
+            let (host, _) = machine.place_of(*destination.ip())?;
+            if Some(destination.port()) != port || !own.contains(&source) {
                 None
             } else if own.contains(&by) {
                 Some((host, neighbour))
             } else {
-                REFUSALS.contains(&code).then_some((host, Evidence::Refused { by, code }))
+                // Of routers nothing is known, but that they have seen an echo to it.
+                let asked = echo_to.and_then(|address| machine.place_of(address));
+                let is_on_path = by == host || asked.is_some_and(|(asked, _)| asked == host);
+                (is_on_path && interface == machine.external() && REFUSALS.contains(&code))
+                    .then_some((host, Evidence::Refused { by, code }))
             }
         }
     }
@@ -247,4 +264,79 @@ fn obstacle(error: io::Error) -> Option<Obstacle> {
     ];
     let errno = Errno::from_io_error(&error).filter(|errno| of_routes.contains(errno))?;
     Some(Obstacle::Errno(errno.raw_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddrV4;
+
+    use super::*;
+    use crate::packet::echo::Answer::{Lost, Refused, Reply as Echo};
+
+    const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
+    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const TARGET: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+    const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 254);
+    const EXTERNAL: u32 = 2;
+    const TUNNEL: u32 = 7;
+    const POD: u32 = 9;
+
+    /// What a message shows of the host, which leases a subnet behind this interface.
+    fn shown(message: Message, by: u32, lease: u32) -> Option<Evidence> {
+        let mut machine = Machine::new(false, 1);
+        let subnet = "10.5.1.0/24".parse().unwrap();
+        let reached = Reached { subnet, target: TARGET, interface: lease };
+        machine.set_hosts(Hosts::from([(HOST, vec![reached])]), EXTERNAL);
+        let meaning = meaning(message, by, &machine, Some(8285), &[OWN]);
+        meaning.map(|(host, evidence)| (assert_eq!(host, HOST), evidence).1)
+    }
+
+    fn reply(source: Ipv4Addr) -> Message {
+        Message::Answer(Echo(Reply { source, total_bytes: 84, token: 0, sequence: 7 }))
+    }
+
+    #[test]
+    fn what_went_through_the_tunnel_must_come_out_of_it() {
+        let expired = Message::Answer(Lost {
+            by: TARGET,
+            destination: TARGET,
+            sequence: 7,
+            has_expired: true,
+        });
+        for (message, evidence) in [
+            (reply(TARGET), Evidence::Echoed(7)),
+            (expired, Evidence::Expired(7)),
+            (Message::Asked(TARGET), Evidence::Asked),
+        ] {
+            assert_eq!(shown(message, TUNNEL, TUNNEL), Some(evidence));
+            for by in [EXTERNAL, POD, 0] {
+                assert_eq!(shown(message, by, TUNNEL), None, "{message:?} by {by}");
+            }
+            assert_eq!(shown(message, EXTERNAL, EXTERNAL), Some(evidence), "without a tunnel");
+        }
+        assert_eq!(shown(Message::Asked(TARGET), POD, EXTERNAL), None);
+        assert_eq!(shown(reply(HOST), EXTERNAL, TUNNEL), Some(Evidence::HostAnswered));
+        assert_eq!(shown(reply(ROUTER), EXTERNAL, TUNNEL), None);
+    }
+
+    #[test]
+    fn a_refusal_is_of_the_host_or_by_who_has_seen_an_echo() {
+        let refusal = |by, source, port, echo_to, interface| {
+            let destination = SocketAddrV4::new(HOST, port);
+            let answer = Refused { by, code: 3, source, destination, echo_to };
+            shown(Message::Answer(answer), interface, TUNNEL)
+        };
+        let refused = |by| Some(Evidence::Refused { by, code: 3 });
+        assert_eq!(refusal(HOST, OWN, 8285, None, EXTERNAL), refused(HOST));
+        assert_eq!(refusal(ROUTER, OWN, 8285, Some(TARGET), EXTERNAL), refused(ROUTER));
+        assert_eq!(refusal(ROUTER, OWN, 8285, None, EXTERNAL), None, "nothing of ours");
+        let another = Some(Ipv4Addr::new(10, 5, 2, 0));
+        assert_eq!(refusal(ROUTER, OWN, 8285, another, EXTERNAL), None, "an echo to another");
+        assert_eq!(refusal(HOST, OWN, 8285, Some(TARGET), POD), None, "from a pod");
+        assert_eq!(refusal(HOST, OWN, 8285, Some(TARGET), TUNNEL), None, "out of the tunnel");
+        assert_eq!(refusal(HOST, ROUTER, 8285, Some(TARGET), EXTERNAL), None, "of somebody else");
+        assert_eq!(refusal(HOST, OWN, 53, Some(TARGET), EXTERNAL), None, "of another program");
+        let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
+        assert_eq!(refusal(OWN, OWN, 8285, None, 1), Some(neighbour), "by the own kernel");
+    }
 }

@@ -27,8 +27,10 @@ const TICK_QUESTIONS_MAX: usize = 80;
 #[derive(Debug)]
 pub(in crate::backend) struct Machine {
     peers: BTreeMap<Ipv4Addr, Entry>,
-    /// Whose target this is, or whose echoes expire on the way to it.
-    addresses: HashMap<Ipv4Addr, Ipv4Addr>,
+    /// Whose target this is, or whose echoes expire on the way to it, and the lease's interface.
+    addresses: HashMap<Ipv4Addr, (Ipv4Addr, u32)>,
+    /// By which what comes from the peers' hosts comes.
+    external: u32,
     /// How long a peer counts as in use.
     in_use: Duration,
     random: fastrand::Rng,
@@ -55,27 +57,36 @@ impl Machine {
         Self {
             peers: BTreeMap::new(),
             addresses: HashMap::new(),
+            external: 0,
             in_use: if is_use_rare { IN_QUESTION } else { IN_USE },
             random: fastrand::Rng::with_seed(seed),
         }
     }
 
-    /// These are the peers from now on.
-    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts) {
+    /// These are the peers from now on, behind the interface with this index.
+    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
+        self.external = external;
         self.peers.retain(|host, _| hosts.contains_key(host));
         self.addresses.clear();
         for (host, leases) in hosts {
-            for Reached { subnet, target } in &leases {
-                self.addresses.extend([(*target, host), (beyond(*subnet), host)]);
+            for Reached { subnet, target, interface } in &leases {
+                let place = (host, *interface);
+                self.addresses.extend([(*target, place), (beyond(*subnet), place)]);
             }
             self.peers.entry(host).or_default().peer.leases = leases;
         }
     }
 
-    /// The host that answers at this address, or behind which it is.
-    pub(in crate::backend) fn host_of(&self, address: Ipv4Addr) -> Option<Ipv4Addr> {
-        let host = self.addresses.get(&address).copied();
-        host.or_else(|| self.peers.contains_key(&address).then_some(address))
+    /// The host that answers at this address, or behind which it is, and by which interface what
+    /// comes from there comes.
+    pub(in crate::backend) fn place_of(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, u32)> {
+        let place = self.addresses.get(&address).copied();
+        place.or_else(|| self.peers.contains_key(&address).then_some((address, self.external)))
+    }
+
+    /// The external interface.
+    pub(in crate::backend) fn external(&self) -> u32 {
+        self.external
     }
 
     /// Whether this is an address whose echo is asked for.

@@ -95,11 +95,12 @@ pub(super) struct Peer {
     /// Echoes since one was answered, and when the first of these was sent.
     pub(super) unanswered: u32,
     unanswered_since: Option<Instant>,
-    /// The number of the last echo; those before it, and which of them were answered: bit 0 is the
-    /// last.
+    /// The number of the last echo; those before it, which of them were answered, and which by an
+    /// echo: bit 0 is the last.
     sequence: u16,
     asked: u64,
     answers: u64,
+    echoes: u64,
     times: [Option<Instant>; TIMES],
     pub(super) steady: Duration,
     pub(super) round_trip: Option<Duration>,
@@ -169,7 +170,7 @@ impl Peer {
         if !self.is_in_use(in_use, now) {
             // Long ago it may have been anything.
             (self.used, self.unanswered, self.unanswered_since) = (None, 0, None);
-            (self.asked, self.answers, self.times) = (0, 0, [None; TIMES]);
+            (self.asked, self.answers, self.echoes, self.times) = (0, 0, 0, [None; TIMES]);
         }
         self.used = Some((self.used.map_or(at, |(since, _)| since), at));
     }
@@ -262,10 +263,11 @@ impl Peer {
             self.at += 1;
         }
         self.at %= self.leases.len().max(1);
-        let Reached { subnet, target } = *self.leases.get(self.at)?;
+        let Reached { subnet, target, .. } = *self.leases.get(self.at)?;
         self.sequence = self.sequence.wrapping_add(1);
         self.times[usize::from(self.sequence) % TIMES] = Some(now);
         (self.asked, self.answers) = (self.asked << 1 | 1, self.answers << 1);
+        self.echoes <<= 1;
         self.steady = STEADY * random.u32(230..=256) / 256;
         let is_in_question = self.missed(now) > 0;
         let ask = Ask {
@@ -289,7 +291,8 @@ impl Peer {
     pub(super) fn take_in(&mut self, evidence: Evidence, now: Instant) {
         match evidence {
             Evidence::Echoed(sequence) => {
-                if let Some(age) = self.answered(sequence, now) {
+                if let Some(age) = self.answered(sequence, self.echoes, now) {
+                    self.echoes |= 1 << age;
                     self.noted.echoed = Some(now);
                     let sent = self.times[usize::from(sequence) % TIMES];
                     let took = sent.filter(|_| age < TIMES as u16).map(|at| now.duration_since(at));
@@ -299,7 +302,7 @@ impl Peer {
             Evidence::Expired(sequence) => {
                 // Kernels say so once a second at most: what they leave unsaid is no loss.
                 let answers_none = self.noted.echoed.is_none_or(|at| now >= at + LATE);
-                if let Some(age) = self.answered(sequence, now)
+                if let Some(age) = self.answered(sequence, self.answers, now)
                     && answers_none
                 {
                     self.asked &= u64::MAX >> (63 - age);
@@ -318,10 +321,11 @@ impl Peer {
         }
     }
 
-    /// How many echoes ago it was that was answered; `None` if that is too long.
-    fn answered(&mut self, sequence: u16, now: Instant) -> Option<u16> {
+    /// How many echoes ago it was that was answered; `None` if that is too long, or among those of
+    /// which that is `known`.
+    fn answered(&mut self, sequence: u16, known: u64, now: Instant) -> Option<u16> {
         let age = self.sequence.wrapping_sub(sequence);
-        if age >= HISTORY || self.asked >> age & 1 == 0 {
+        if age >= HISTORY || (self.asked & !known) >> age & 1 == 0 {
             return None;
         }
         // What other leases of it left unanswered was not lost.

@@ -1,7 +1,7 @@
 //! Measures the paths to peers in use, and asks how the peers are: sends the echoes that `paths`
 //! asks for, through the tunnel's socket, and has `health` do the rest. Decides nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use crate::backend::peer::evidence::{Hosts, LOOK as LOOK_AT_COUNTS, Reached, Sam
 use crate::backend::peer::health::{Health, Manner};
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::{Taken, send_if_new};
+use crate::packet::echo::Reply;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::WorkerStats;
 
@@ -32,6 +33,9 @@ const ROUND_MIN: Duration = Duration::from_millis(10);
 /// flanneld as well, count it down, before the kernel there wants to.
 const TTL_BEYOND: u8 = 3;
 
+/// Of so many echoes that measure an answer still counts: at 300 a second, beyond any wait for it.
+const OPEN_MAX: u16 = 4096;
+
 /// Peers whose paths can't be measured, so that datagrams to them must be allowed to be fragmented;
 /// `None` if nobody's can.
 pub(super) type Unmeasured = Option<BTreeSet<SocketAddrV4>>;
@@ -40,8 +44,11 @@ pub(super) type Unmeasured = Option<BTreeSet<SocketAddrV4>>;
 pub(super) struct Prober {
     paths: Paths,
     health: Health,
-    /// The peers that `health` knows.
-    table: Option<Arc<Table>>,
+    /// The peers that `health` knows, and behind which interfaces.
+    known: Option<(Arc<Table>, [u32; 2])>,
+    /// The number of the last echo that measures, and those that are unanswered.
+    sequence: u16,
+    open: HashSet<u16>,
     own: Ipv4Addr,
     /// The subnets behind narrow paths and what each path carries.
     pub(super) limits: BTreeMap<Prefix, u16>,
@@ -61,7 +68,9 @@ impl Prober {
         Self {
             paths: Paths::new(ceiling_bytes, fastrand::u64(..)),
             health,
-            table: None,
+            known: None,
+            sequence: 0,
+            open: HashSet::new(),
             unmeasured: watch::Sender::new(unmeasured),
             taken,
             own,
@@ -80,8 +89,13 @@ impl Prober {
     }
 
     /// Measures until `limits` have changed. Cancel-safe: waiting is all that it does in
-    /// between.
-    pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
+    /// between. `interfaces` are the tunnel's and the external one.
+    pub(super) async fn changed(
+        &mut self,
+        seats: &[Seat],
+        routes: &Published,
+        interfaces: [u32; 2],
+    ) {
         loop {
             // With Don't Fragment, a narrow path that can't be measured would go unnoticed.
             let is_measuring = self.health.echoes().is_some();
@@ -89,7 +103,7 @@ impl Prober {
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
             }
-            self.round(seats, &routes.load());
+            self.round(seats, &routes.load(), interfaces);
             if is_measuring {
                 let unknown = self.paths.unknown(Instant::now()).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
@@ -110,14 +124,21 @@ impl Prober {
 
     /// Receives answers, then sends the echoes that are due: in this order, so that an answer that
     /// came before a late look is not taken for lost.
-    fn round(&mut self, seats: &[Seat], table: &Arc<Table>) {
+    fn round(&mut self, seats: &[Seat], table: &Arc<Table>, interfaces: [u32; 2]) {
         let now = Instant::now();
-        if self.table.as_ref().is_none_or(|known| !Arc::ptr_eq(known, table)) {
-            self.table = Some(Arc::clone(table));
-            self.health.set_hosts(hosts(table));
+        let is_known = |(known, at): &(_, _)| Arc::ptr_eq(known, table) && *at == interfaces;
+        if !self.known.as_ref().is_some_and(is_known) {
+            self.known = Some((Arc::clone(table), interfaces));
+            let [tunnel, external] = interfaces;
+            self.health.set_hosts(hosts(table, tunnel), external);
         }
-        let (tunnel, paths) = (*seats[0].socket.address.ip(), &mut self.paths);
-        let others = |target, bytes| paths.answered(target, bytes, now);
+        let tunnel = *seats[0].socket.address.ip();
+        let (paths, open) = (&mut self.paths, &mut self.open);
+        let others = |reply: Reply| {
+            if open.remove(&reply.sequence) {
+                paths.answered(reply.source, reply.total_bytes, now);
+            }
+        };
         self.health.receive(&[self.own, tunnel], now, others);
         if self.health.is_look_due(LOOK_AT_COUNTS, now) {
             let taken = &self.taken;
@@ -131,7 +152,10 @@ impl Prober {
         }
         self.note_use(seats, table, now);
         for Probe { endpoint, target, bytes } in self.paths.tick(now) {
-            self.ask(seats, endpoint, target, bytes.into(), 0);
+            self.sequence = self.sequence.wrapping_add(1);
+            self.open.insert(self.sequence);
+            self.open.remove(&self.sequence.wrapping_sub(OPEN_MAX));
+            self.ask(seats, endpoint, target, bytes, self.sequence);
         }
     }
 
@@ -142,7 +166,7 @@ impl Prober {
         seats: &[Seat],
         endpoint: SocketAddrV4,
         target: Ipv4Addr,
-        bytes: usize,
+        bytes: u16,
         sequence: u16,
     ) {
         let Some(echoes) = self.health.echoes() else { return };
@@ -187,11 +211,12 @@ impl Prober {
     }
 }
 
-/// The peers' leases by their hosts.
-fn hosts(table: &Table) -> Hosts {
+/// The peers' leases by their hosts, behind this interface.
+fn hosts(table: &Table, interface: u32) -> Hosts {
     let mut hosts = Hosts::new();
     for peer in table.peers() {
-        let lease = Reached { subnet: peer.subnet, target: peer.subnet.network() };
+        let (subnet, target) = (peer.subnet, peer.subnet.network());
+        let lease = Reached { subnet, target, interface };
         hosts.entry(*peer.address.ip()).or_default().push(lease);
     }
     hosts

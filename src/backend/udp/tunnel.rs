@@ -158,13 +158,16 @@ impl Tunnel {
 
     pub(super) async fn run(&mut self) -> Infallible {
         loop {
+            let interfaces = [self.overlay.desired.device.index, self.host.external().index];
             tokio::select! {
                 end = self.ends.recv() => {
                     self.give_up_broken_ring(end.as_ref());
                     self.rebuild(&team::end_reason(end)).await;
                 }
                 listing = self.host.next() => self.reconcile(&listing).await,
-                () = self.prober.changed(&self.seats, &self.orders.routes) => self.host.look_now(),
+                () = self.prober.changed(&self.seats, &self.orders.routes, interfaces) => {
+                    self.host.look_now();
+                }
             }
         }
     }

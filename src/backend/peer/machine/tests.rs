@@ -8,6 +8,8 @@ use crate::route::Prefix;
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const TARGET: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
 const BEYOND: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 254);
+const EXTERNAL: u32 = 2;
+const TUNNEL: u32 = 7;
 const BY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// A fault is known, and its end.
@@ -57,8 +59,9 @@ struct World {
 impl World {
     fn new(plane: Plane) -> Self {
         let mut machine = Machine::new(plane == Plane::Times, 7);
-        let lease = Reached { subnet: "10.5.1.0/24".parse().unwrap(), target: TARGET };
-        machine.set_hosts(BTreeMap::from([(HOST, vec![lease])]));
+        let subnet = "10.5.1.0/24".parse().unwrap();
+        let lease = Reached { subnet, target: TARGET, interface: TUNNEL };
+        machine.set_hosts(BTreeMap::from([(HOST, vec![lease])]), EXTERNAL);
         let mut world = Self {
             plane,
             machine,
@@ -382,12 +385,14 @@ fn what_this_host_drops_is_one_way_back() {
     }
     // Its pods' addresses are not those of its lease here; if some are, others are refused.
     let [source, another] = [Ipv4Addr::new(10, 5, 9, 2), Ipv4Addr::new(192, 0, 2, 9)];
-    let lease = |subnet: &str| vec![Reached { subnet: subnet.parse().unwrap(), target: TARGET }];
+    let lease = |subnet: &str| {
+        vec![Reached { subnet: subnet.parse().unwrap(), target: TARGET, interface: TUNNEL }]
+    };
     for (lost_back, is_anothers) in [(100, false), (100, true), (0, true)] {
         let mut world = World::new(Plane::Counts);
         if is_anothers {
             let leases = [(HOST, lease("10.5.1.0/24")), (another, lease("10.5.9.0/24"))];
-            world.machine.set_hosts(leases.into());
+            world.machine.set_hosts(leases.into(), EXTERNAL);
         }
         (world.sends, world.hears, world.lost_back) = (1, 1, lost_back);
         (world.lost_there, world.dropped_here) = (100, Some(Evidence::Foreign(source, false)));
@@ -569,10 +574,13 @@ fn one_that_is_used_now_and_then_does_not_look_well() {
 #[test]
 fn one_live_lease_of_several_is_enough() {
     let subnet = |number: u8| Prefix::new([10, 5, number, 0].into(), 24).unwrap();
-    let lease = |number| Reached { subnet: subnet(number), target: subnet(number).network() };
+    let lease = |number| {
+        let subnet = subnet(number);
+        Reached { subnet, target: subnet.network(), interface: TUNNEL }
+    };
     for live in 0..7 {
         let mut machine = Machine::new(false, 1);
-        machine.set_hosts(BTreeMap::from([(HOST, (0..7).map(lease).collect())]));
+        machine.set_hosts(BTreeMap::from([(HOST, (0..7).map(lease).collect())]), EXTERNAL);
         let start = Instant::now();
         for tick in 0..300_u64 {
             let now = start + TICK * tick as u32;
@@ -589,7 +597,7 @@ fn one_live_lease_of_several_is_enough() {
             assert!([PeerState::Idle, PeerState::Ok].contains(&state), "{live}: {state:?}");
         }
         assert_eq!(machine.contacts(start + TICK * 300)[&HOST].state, PeerState::Ok);
-        assert_eq!(machine.host_of(lease(live).target), Some(HOST));
+        assert_eq!(machine.place_of(lease(live).target), Some((HOST, TUNNEL)));
     }
 }
 
@@ -600,9 +608,10 @@ fn many_dead(count: u32, ms: u64) -> (usize, usize) {
     let subnet = |number: u32| Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + number * 256), 24);
     let lease = |number| {
         let subnet = subnet(number).unwrap();
-        Reached { subnet, target: subnet.network() }
+        Reached { subnet, target: subnet.network(), interface: TUNNEL }
     };
-    machine.set_hosts((0..count).map(|number| (host(number), vec![lease(number)])).collect());
+    let hosts = (0..count).map(|number| (host(number), vec![lease(number)]));
+    machine.set_hosts(hosts.collect(), EXTERNAL);
     let mut most = 0;
     let known = Instant::now();
     machine.look(|_, _| Sample { used: Use::Sent(0), received: 0 }, known);
@@ -635,8 +644,9 @@ fn five_thousand_live_peers_are_all_asked_in_time() {
     let mut machine = Machine::new(false, 1);
     let host = |number: u32| Ipv4Addr::from_bits(0xC000_0000 + number);
     let subnet = "10.5.1.0/24".parse().unwrap();
-    let lease = |number| vec![Reached { subnet, target: host(number) }];
-    machine.set_hosts((0..5000).map(|number| (host(number), lease(number))).collect());
+    let lease = |number| vec![Reached { subnet, target: host(number), interface: EXTERNAL }];
+    let hosts = (0..5000).map(|number| (host(number), lease(number)));
+    machine.set_hosts(hosts.collect(), EXTERNAL);
     let start = Instant::now();
     let mut asks = 0;
     for tick in 0..300_u64 {
@@ -661,7 +671,26 @@ fn five_thousand_live_peers_are_all_asked_in_time() {
 fn peers_that_left_are_forgotten() {
     let mut world = World::used(Plane::Counts);
     world.becomes("ok", WELL);
-    world.machine.set_hosts(Hosts::new());
+    world.machine.set_hosts(Hosts::new(), EXTERNAL);
     assert!(world.machine.contacts(world.now()).is_empty());
-    assert_eq!(world.machine.host_of(TARGET), None);
+    assert_eq!(world.machine.place_of(TARGET), None);
+}
+
+#[test]
+fn answers_count_once_and_to_what_was_asked() {
+    let mut world = World::used(Plane::Counts);
+    world.becomes("ok", WELL);
+    // Until all are answered.
+    world.pass(1000);
+    let answered = world.asks as u16;
+    (world.lost_there, world.lost_back, world.host_answers) = (100, 100, false);
+    // Whoever has seen the answers before the fault says them again and again, or guesses.
+    for _ in 0..100 {
+        world.pass(200);
+        for sequence in (0..=answered).chain(answered + 1000..answered + 1010) {
+            world.tell(Evidence::Echoed(sequence));
+            world.tell(Evidence::Expired(sequence));
+        }
+    }
+    assert_eq!(world.state().word().name(), "silent");
 }
