@@ -45,9 +45,13 @@ impl GuardKeeper {
         self.state.subscribe()
     }
 
-    /// Whether a guard can be set here at all: nft is there, and may list tables.
+    /// Whether a guard can be set here at all: nft is there, and may list tables. What may pass is
+    /// no reason against it: it is retried when there are peers.
     pub async fn is_possible() -> Result<(), RuleError> {
-        Ok(NFT.run(&["-j", "list", "tables"], "").await.map(drop)?)
+        match NFT.run(&["-j", "list", "tables"], "").await {
+            Err(error) if !error.is_passing() => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     /// Keeps the guard that is `wanted`, from the first time that it is known. What an earlier run

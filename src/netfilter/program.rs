@@ -92,7 +92,11 @@ impl ProgramError {
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Locked | Self::TimedOut { .. } => true,
-            Self::Missing(_) | Self::Run { .. } | Self::Refused { .. } => false,
+            // Short of processes or memory.
+            Self::Run { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory)
+            }
+            Self::Missing(_) | Self::Refused { .. } => false,
         }
     }
 
@@ -167,6 +171,17 @@ mod tests {
     fn run(name: &'static str, arguments: &[&str], input: &str) -> Result<String, String> {
         let program = Program { name, package: "coreutils" };
         enter(program.run(arguments, input)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_shortage_passes_and_a_missing_right_does_not() {
+        let run = |errno: i32| {
+            let source = io::Error::from_raw_os_error(errno);
+            ProgramError::Run { program: "nft", source }.is_passing()
+        };
+        // EAGAIN, ENOMEM, EACCES.
+        assert_eq!([11, 12, 13].map(run), [true, true, false]);
+        assert!(!ProgramError::Missing(NFT).is_passing());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -30,6 +31,13 @@ fn user(number: u32) -> Vec<String> {
 
 /// A daemon of that user on host 0.
 fn weftd_of(user: &[String], files: &Path, lab: &Lab) -> Process {
+    let daemon = spawn_weftd_of(user, files, lab, &[]);
+    wait_until(LEASE_TIMEOUT, "weftd is ready", || is_ready(&files.join("h0")));
+    daemon
+}
+
+/// The same, which need not become ready.
+fn spawn_weftd_of(user: &[String], files: &Path, lab: &Lab, flags: &[&str]) -> Process {
     local_store(files, CONFIG);
     // A directory that others own, weftd doesn't write to.
     let own = files.join("h0");
@@ -38,10 +46,8 @@ fn weftd_of(user: &[String], files: &Path, lab: &Lab) -> Process {
     let id: u32 = id.expect("it ends in a number");
     std::os::unix::fs::chown(&own, Some(id), None).expect("root gives files away");
     let words: Vec<_> = user.iter().map(String::as_str).collect();
-    let flags = ["--iptables-forward-rules=false", "--workers=1", "--engine=mmsg"];
-    let daemon = weftd_with(&words, files, &lab.hosts[0], 0, &flags);
-    wait_until(LEASE_TIMEOUT, "weftd is ready", || is_ready(&files.join("h0")));
-    daemon
+    let usual = ["--iptables-forward-rules=false", "--workers=1", "--engine=mmsg"];
+    weftd_with(&words, files, &lab.hosts[0], 0, &[&usual[..], flags].concat())
 }
 
 /// Limits what the kernel grants the daemon's user, in whose name it is done: it takes no rights.
@@ -80,6 +86,42 @@ fn a_moment_without_threads_ends_nothing() {
         Status::of(&own).0["cache"]["writes"].as_u64().is_some_and(|writes| writes > 0)
     });
     assert_eq!(metric(&own, "flannel_internal_errors_total"), Some(0.0), "{}", daemon.output());
+}
+
+/// Stands before the first start of iptables, until it may go.
+const GATE: &str = r#"#!/bin/sh
+cd "${0%/*}"
+: > asked
+until [ -e go ]; do sleep 0.05; done
+exec "$(PATH=${PATH#*:} command -v iptables)" "$@"
+"#;
+
+#[test]
+fn rules_that_cannot_be_set_for_a_moment_end_no_start() {
+    let (files, lab) = (tempfile::tempdir().unwrap(), Lab::two_hosts());
+    let (user, gate) = (user(2), files.path().join("gate"));
+    fs::create_dir(&gate).unwrap();
+    fs::write(gate.join("iptables"), GATE).unwrap();
+    for (path, mode) in [(gate.clone(), 0o777), (gate.join("iptables"), 0o755)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let path = format!("PATH={}:{}", gate.display(), std::env::var("PATH").unwrap());
+    let words = [&user[..], &["/usr/bin/env".to_owned(), path]].concat();
+    let mut daemon = spawn_weftd_of(&words, files.path(), &lab, &["--ip-masq"]);
+    wait_until(SOON, "iptables is started", || gate.join("asked").exists());
+    limit_threads(&user, &daemon, 1);
+    fs::write(gate.join("go"), "").unwrap();
+    let own = files.path().join("h0");
+    let rules = |what: &str| Status::try_of(&own).map(|status| status.0["rules"][what].clone());
+    // More often than a start puts up with a refusal.
+    wait_until(SOON, "the rules were tried again and again", || {
+        assert!(daemon.ended().is_none(), "{}", daemon.output());
+        rules("failures").is_some_and(|count| count.as_u64() > Some(4))
+    });
+    assert!(daemon.complaints("os error 11") > 0, "{}", daemon.output());
+    limit_threads(&user, &daemon, 1000);
+    wait_until(SOON, "the rules are set", || rules("in_place") == Some(true.into()));
+    wait_until(SOON, "weftd is ready", || is_ready(&own));
 }
 
 #[test]

@@ -20,7 +20,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("fast_path", 800, 7000),
     ("forward", 740, 6400),
     ("host", 2550, 25800),
-    ("netfilter", 1120, 10900),
+    ("netfilter", 1130, 11000),
     ("offload", 820, 7300),
     ("packet", 710, 7000),
     ("rights", 50, 600),
