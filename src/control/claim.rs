@@ -35,8 +35,9 @@ impl SubnetManager {
     /// Gives up the claim, for a node that stops: another may have the address at once. Waits a
     /// moment at most, and not at all for a store that is known to be away.
     pub async fn release_claim(&self) {
-        if let Some(store) = self.store.etcd().filter(|_| self.status.edit().store.up) {
-            timeout(RELEASE_TIMEOUT, store.claims.release()).await.ok();
+        let is_up = self.status.edit().store.up;
+        if let Some(store) = self.store.leased() {
+            timeout(RELEASE_TIMEOUT, store.release_claim(is_up)).await.ok();
         }
     }
 

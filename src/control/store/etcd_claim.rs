@@ -115,10 +115,11 @@ impl Claims {
         Ok(holder.map(|holder| holder.describe(false)))
     }
 
-    /// Gives up the claim of this run.
-    pub(in crate::control) async fn release(&self) {
-        let lease = self.state.lock().await.lease.take();
-        if let Some(id) = lease {
+    /// Gives up the claim of this run, and has the store take it back if that `is_up`. The next run
+    /// of this process finds what its successor may have left there, as any start.
+    pub(in crate::control) async fn release(&self, is_up: bool) {
+        let State { lease, .. } = std::mem::take(&mut *self.state.lock().await);
+        if let Some(id) = lease.filter(|_| is_up) {
             self.connection.revoke(id).await;
         }
     }

@@ -17,12 +17,11 @@ use crate::control::identity::NodeIdentity;
 const CLAIM_BYTES_MAX: u64 = 4096;
 
 /// The claims of a node.
-#[derive(Clone)]
 pub(super) struct FileClaims {
     /// Nobody claims anything without.
     pub(super) node: Option<NodeIdentity>,
     files: Files,
-    locks: Arc<Mutex<Locks>>,
+    locks: Mutex<Arc<Mutex<Locks>>>,
 }
 
 /// What is claimed; while a move is under way, what was claimed before as well.
@@ -30,19 +29,25 @@ type Locks = Vec<(Ipv4Addr, LockFile)>;
 
 impl FileClaims {
     pub(super) fn new(files: &Files) -> Self {
-        Self { node: None, files: files.clone(), locks: Arc::default() }
+        Self { node: None, files: files.clone(), locks: Mutex::default() }
     }
 
     /// Claims `public_ip` for as long as this process lives, unless another has it. What was
     /// claimed before goes with the second call, when the own entry has had time to tell the new
     /// address.
     pub(super) async fn claim(&self, public_ip: Ipv4Addr, _ttl: Duration) -> StoreResult<()> {
-        let Self { node: Some(node), files, locks } = self.clone() else { return Ok(()) };
+        let Some(node) = self.node.clone() else { return Ok(()) };
+        let locks = Arc::clone(&self.locks.lock().unwrap_or_else(PoisonError::into_inner));
         let claim = move |files: &Files| {
             let mut locks = locks.lock().unwrap_or_else(PoisonError::into_inner);
             claim(&node, &files.claims_path(), &mut locks, public_ip)
         };
-        files.apart(claim).await
+        self.files.apart(claim).await
+    }
+
+    /// Gives up what is claimed. A thread that is still claiming does it for nobody.
+    pub(super) async fn release(&self, _is_up: bool) {
+        *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
     }
 
     /// Who claims `public_ip` now, in words.
@@ -117,5 +122,8 @@ mod tests {
         claim(&a, 2).await.expect("the address that node-b left is free");
         drop(a);
         claim(&b, 2).await.expect("the address of a node that is gone is free");
+        b.release(true).await;
+        claim(&start("node-c"), 2).await.expect("what was given up is free");
+        claim(&b, 2).await.expect("it may be claimed again");
     }
 }

@@ -74,6 +74,8 @@ impl NoClaims {
     pub(super) async fn holder(&self, _public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
         Ok(None)
     }
+
+    pub(super) async fn release(&self, _is_up: bool) {}
 }
 
 impl MemoryStore {

@@ -167,6 +167,11 @@ impl Leased {
         store.renew(held, ttl).await
     }
 
+    /// Gives up what this run claims, and has the store take it back at once if that `is_up`.
+    pub async fn release_claim(&self, is_up: bool) {
+        on_each!(self, store => store.claims.release(is_up).await);
+    }
+
     /// The node whose daemon runs and claims `public_ip`, in words. A node that runs flanneld
     /// claims nothing.
     pub async fn claimed_by(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
