@@ -1,5 +1,6 @@
 //! Why a backend could not start, or the udp backend not rebuild what broke.
 
+use std::io;
 use std::net::Ipv4Addr;
 
 use crate::control::lease::ValueError;
@@ -57,6 +58,9 @@ pub enum StartError {
     /// The host's network state can't be read.
     #[error("cannot talk to the kernel about its network")]
     Netlink(#[from] NetlinkError),
+    /// No copies of what a tunnel is.
+    #[error("cannot duplicate the tunnel's descriptors")]
+    Descriptors(#[source] io::Error),
     /// No thread.
     #[error("cannot start the packet worker")]
     Worker(#[source] SpawnError),

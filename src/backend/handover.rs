@@ -2,6 +2,7 @@
 //! meanwhile, and its workers, which may go on until those of the next one run.
 
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,21 +87,28 @@ impl Handover {
     /// to go on with what was its own, while the workers go on.
     pub fn come_back(&self) -> Self {
         let offered = self.0.offered.borrow().clone();
-        let descriptors = match offered {
-            Offered::Tunnel(tunnel) => {
-                tunnel.iter().filter_map(|descriptor| descriptor.try_clone().ok()).collect()
-            }
-            Offered::Inherited => self.take_inherited().unwrap_or_default(),
-            Offered::Nothing => Vec::new(),
-        };
-        let again = Self::new(descriptors, false);
-        *lock(&again.0.lingering) = std::mem::take(&mut *lock(&self.0.lingering));
-        again
+        let inherited = lock(&self.0.inherited).take();
+        let has_inherited = inherited.is_some() || matches!(offered, Offered::Tunnel(_));
+        Self(Arc::new(Shared {
+            inherited: Mutex::new(inherited),
+            has_inherited,
+            offered: watch::Sender::new(offered),
+            lingering: Mutex::new(std::mem::take(&mut *lock(&self.0.lingering))),
+            ..Shared::default()
+        }))
     }
 
-    /// What this weftd was started with, the first time.
-    pub(super) fn take_inherited(&self) -> Option<Vec<OwnedFd>> {
-        lock(&self.0.inherited).take()
+    /// What this weftd was started with, the first time; or what it has come back to, each time.
+    pub(super) fn take_inherited(&self) -> io::Result<Option<Vec<OwnedFd>>> {
+        if let Some(inherited) = lock(&self.0.inherited).take() {
+            return Ok(Some(inherited));
+        }
+        match &*self.0.offered.borrow() {
+            Offered::Tunnel(tunnel) => {
+                tunnel.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>().map(Some)
+            }
+            Offered::Inherited | Offered::Nothing => Ok(None),
+        }
     }
 
     /// Closes what this weftd was started with, if anything. False, and nothing is touched, if a
@@ -110,7 +118,7 @@ impl Handover {
         if self.0.is_shared {
             return false;
         }
-        drop(self.take_inherited());
+        drop(lock(&self.0.inherited).take());
         self.end_workers();
         if self.0.has_inherited {
             self.0.offered.send_replace(Offered::Nothing);
@@ -136,7 +144,8 @@ impl Handover {
     /// the next start after a panic.
     pub(super) fn tunnel_ends(&self, mut workers: Vec<Worker>) {
         if self.0.is_leaving.load(Ordering::Relaxed) || std::thread::panicking() {
-            *lock(&self.0.lingering) = workers;
+            // Those of before have the leases, and these may not have them yet.
+            lock(&self.0.lingering).append(&mut workers);
         } else {
             end_all(&mut workers);
         }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -171,6 +170,8 @@ pub struct View {
     pub state: watch::Receiver<PlaneState>,
     /// The attributes that this node publishes, and each change of them.
     pub attributes: watch::Receiver<LeaseAttributes>,
+    /// The external interface, and each change of it.
+    pub external: watch::Receiver<ExternalInterface>,
     /// How the peers are, where anybody asks them.
     pub reachability: watch::Receiver<Arc<Reachability>>,
     /// Who carries the packets, if it is not the kernel or whatever commands have set up.
@@ -182,8 +183,7 @@ pub struct View {
 pub(super) struct Reporter {
     state: watch::Sender<PlaneState>,
     pub(super) attributes: watch::Sender<LeaseAttributes>,
-    /// The interface's, which is behind the PublicIP if that is `--public-ip`.
-    address: AtomicU32,
+    external: watch::Sender<ExternalInterface>,
     pub(super) reachability: watch::Receiver<Arc<Reachability>>,
 }
 
@@ -206,14 +206,15 @@ impl Reporter {
         Self {
             state: watch::Sender::new(state),
             attributes: watch::Sender::new(setup.attributes.clone()),
-            address: external.address.to_bits().into(),
+            external: watch::Sender::new(external.clone()),
             reachability: watch::Sender::default().subscribe(),
         }
     }
 
     pub(super) fn view(&self, workers: Option<Workers>) -> View {
         let (state, attributes) = (self.state.subscribe(), self.attributes.subscribe());
-        View { state, attributes, reachability: self.reachability.clone(), workers }
+        let (external, reachability) = (self.external.subscribe(), self.reachability.clone());
+        View { state, attributes, external, reachability, workers }
     }
 
     /// Changes the state, and wakes its readers only if it differs.
@@ -232,9 +233,11 @@ impl Reporter {
 
     /// Reports the external interface, as it is now, and the overlay's MTU over it.
     pub(super) fn follow(&self, external: &ExternalInterface, mtu_bytes: u32) {
-        let (public_address, address) = (external.public_address, external.address.to_bits());
-        // Told again if only the address behind it changed: connections are bound to that.
-        let is_elsewhere = self.address.swap(address, Ordering::Relaxed) != address;
+        let public_address = external.public_address;
+        // Told again if only the address behind it changed, which is another than the PublicIP if
+        // that is `--public-ip`: connections are bound to that.
+        let is_elsewhere = self.external.borrow().address != external.address;
+        send_if_new(&self.external, external.clone());
         self.attributes.send_if_modified(|published| {
             is_elsewhere
                 | (std::mem::replace(&mut published.public_ip, public_address) != public_address)

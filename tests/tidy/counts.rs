@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 500, 4100),
-    ("backend", 5420, 52900),
+    ("backend", 5430, 52900),
     ("bin", 10, 200),
     ("config", 1730, 16300),
     ("daemon", 3330, 33700),

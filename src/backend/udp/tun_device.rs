@@ -35,7 +35,8 @@ pub(super) async fn inherit(
     offload: OffloadChoice,
     worker_count: NonZeroU16,
 ) -> Result<Option<(Vec<TunnelSocket>, Vec<Tun>)>, StartError> {
-    let Some(descriptors) = handover.take_inherited() else {
+    let inherited = handover.take_inherited().map_err(StartError::Descriptors)?;
+    let Some(descriptors) = inherited else {
         // An earlier attempt of this start may have had them.
         if !handover.refuse() {
             let reason = "the network configuration has changed meanwhile".to_owned();
