@@ -63,7 +63,7 @@ impl SubnetManager {
 fn tell(found: &Compared, is_first: bool) {
     match found {
         Ok(None) => {
-            let whose = if is_first { "the cache" } else { "this node again" };
+            let whose = if is_first { "before" } else { "this node again" };
             info!("The store has the network configuration of {whose}");
         }
         Ok(Some(other)) => warn!(

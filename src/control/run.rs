@@ -29,10 +29,12 @@ use crate::route::Prefix;
 const CLOCK_CHECK_MAX: Duration = Duration::from_secs(60);
 
 /// The subnet that a run begins with.
+#[derive(Debug, Clone)]
 pub enum Held {
     /// From the store.
     Leased(OwnLease),
-    /// From the cache, until the store answers: then it is taken again, if nobody else has it.
+    /// From the cache, or from an earlier run of this process, until the store answers: then it is
+    /// taken again, if nobody else has it.
     Cached(Known),
 }
 
@@ -42,6 +44,14 @@ impl Held {
         match self {
             Self::Leased(own) => own.lease.subnet,
             Self::Cached(known) => known.own.subnet,
+        }
+    }
+
+    /// What the store shows of this node.
+    pub fn attributes(&mut self) -> &mut LeaseAttributes {
+        match self {
+            Self::Leased(own) => &mut own.lease.attributes,
+            Self::Cached(known) => &mut known.own.attributes,
         }
     }
 }
@@ -136,7 +146,8 @@ struct Driver<'a> {
 impl<'a> Driver<'a> {
     async fn drive(mut self, mut machine: Machine) -> End {
         info!("Watching for new subnet leases");
-        let mut event = Event::Timer;
+        // The subnet may be held from before the node had this address.
+        let mut event = Event::Moved(self.told.clone());
         loop {
             for command in machine.handle(event, now()) {
                 if let Some(end) = self.obey(command) {

@@ -1,4 +1,4 @@
-//! How a start gets its network configuration, its interface and its subnet, in flanneld's order:
+//! How a start gets its network configuration, interface, subnet and backend, in flanneld's order:
 //! waits for what may still appear, fails on what cannot, and uses the cache if there is no store.
 
 use std::ops::ControlFlow;
@@ -9,8 +9,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::backend::handover::Handover;
-use crate::backend::running::Prepared;
-use crate::backend::setup::Claim;
+use crate::backend::running::{Backend, Prepared};
+use crate::backend::setup::{Claim, Setup};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
@@ -21,7 +21,7 @@ use crate::control::manager::SubnetManager;
 use crate::control::run::Held;
 use crate::control::snapshot::OwnLease;
 use crate::daemon::configured::{
-    BACKEND_PHRASE, Configured, MANAGER_PHRASE, REGISTRATION_PHRASE, external_interface,
+    BACKEND_PHRASE, Configured, Former, MANAGER_PHRASE, REGISTRATION_PHRASE, external_interface,
 };
 use crate::daemon::node_guard::NodeGuard;
 use crate::daemon::rules;
@@ -35,15 +35,24 @@ use crate::host::lock::{DaemonLock, LockError};
 const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
 
 /// A start that has its subnet.
-pub(super) struct Begun {
+struct Begun {
+    plan: Configured,
+    external: ExternalInterface,
+    interface: InterfaceOptions,
+    held: Held,
+    prepared: Prepared,
+    guard: NodeGuard,
+}
+
+/// A start that has its subnet, and what carries its packets.
+pub(super) struct Started {
     pub(super) plan: Configured,
-    pub(super) external: ExternalInterface,
-    /// The options by which it was found.
+    /// The options by which the interface was found.
     pub(super) interface: InterfaceOptions,
     pub(super) held: Held,
-    pub(super) prepared: Prepared,
     /// The lock against a second daemon for this node.
     pub(super) guard: NodeGuard,
+    pub(super) backend: Backend,
 }
 
 /// What a start has to go by.
@@ -57,9 +66,50 @@ pub(super) struct Start<'a> {
 }
 
 impl Start<'_> {
+    /// Starts; with a `former` run as often as it takes, while the tunnel that it left goes on.
+    pub(super) async fn start(self, former: Option<&Former>) -> anyhow::Result<Started> {
+        let status = self.manager.status();
+        let Some(former) = former else {
+            let begun = self.begin().await?;
+            status.start_is_at(Some("setting up the backend"));
+            return self.start_backend(begun).await;
+        };
+        status.start_is_at(Some("going on with the subnet and the tunnel of before"));
+        let (mut backoff, mut told) = (Backoff::default(), LogOnce::default());
+        loop {
+            let started = async { self.start_backend(self.begin_again(former).await?).await };
+            let error = match started.await {
+                Ok(started) => return Ok(started),
+                Err(error) => format!("{error:#}"),
+            };
+            status.start_is_hindered(&error);
+            told.once(&error, |text| error!("cannot start again: {text}; retrying"));
+            sleep(backoff.next_wait()).await;
+        }
+    }
+
+    async fn start_backend(self, begun: Begun) -> anyhow::Result<Started> {
+        let Self { options, manager, previous, handover } = self;
+        let Begun { plan, external, interface, held, prepared, guard } = begun;
+        let setup = Setup {
+            external,
+            interface: interface.clone(),
+            follow_address: options.follow_address,
+            network: plan.network.network,
+            former_network: previous.network,
+            subnet: held.subnet(),
+            attributes: prepared.attributes.clone(),
+            control: manager.status(),
+            dataplane: options.dataplane,
+            handover: handover.clone(),
+        };
+        let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
+        Ok(Started { plan, interface, held, guard, backend })
+    }
+
     /// Gets configuration and subnet from the store, or from the cache if the store can't be
     /// reached.
-    pub(super) async fn begin(self) -> anyhow::Result<Begun> {
+    async fn begin(self) -> anyhow::Result<Begun> {
         let Self { options, manager, .. } = self;
         let mut warm = WarmStart::prepare(options, self.previous).await;
         let plan = match wait_for_config(manager, &mut warm).await? {
@@ -73,7 +123,8 @@ impl Start<'_> {
             interface.public_ip = Some(address);
         }
         let external = external_interface(&interface).await?;
-        let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
+        let public_ip = external.public_address;
+        let guard = NodeGuard::take(options, manager.cluster(), public_ip, false).await?;
         match self.acquire_until_leased(plan, &external, &mut warm).await? {
             ControlFlow::Continue((plan, own, prepared)) => {
                 let held = Held::Leased(own);
@@ -89,13 +140,36 @@ impl Start<'_> {
 
     /// Goes by the cache.
     async fn begin_from(self, remembered: Remembered) -> anyhow::Result<Begun> {
-        let Remembered { plan, external, mut known } = remembered;
+        let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
-        let guard = NodeGuard::take(self.options, known.cluster, external.public_address).await?;
-        let prepared = self.prepare(&plan, &external, Some(&known.own.attributes)).await?;
-        // What a node publishes does not depend on the cache.
-        known.own.attributes = prepared.attributes.clone();
-        let (interface, held) = (self.options.interface.clone(), Held::Cached(known));
+        let public_ip = external.public_address;
+        let guard = NodeGuard::take(self.options, known.cluster, public_ip, false).await?;
+        let interface = self.options.interface.clone();
+        self.go_on(plan, external, interface, Held::Cached(known), guard).await
+    }
+
+    /// Goes by what an earlier run of this process had: neither store nor interface need be there.
+    async fn begin_again(self, former: &Former) -> anyhow::Result<Begun> {
+        let (external, held) = (former.external(), former.held());
+        let (cluster, public_ip) = (self.manager.cluster(), external.public_address);
+        let guard = NodeGuard::take(self.options, cluster, public_ip, true).await?;
+        self.go_on(former.plan.clone(), external, former.interface.clone(), held, guard).await
+    }
+
+    async fn go_on(
+        self,
+        plan: Configured,
+        external: ExternalInterface,
+        interface: InterfaceOptions,
+        mut held: Held,
+        guard: NodeGuard,
+    ) -> anyhow::Result<Begun> {
+        let attributes = held.attributes();
+        let prepared = self.prepare(&plan, &external, Some(attributes)).await?;
+        // What a node publishes does not depend on the cache, but which entry is its own does.
+        if attributes.public_ip == prepared.attributes.public_ip {
+            attributes.clone_from(&prepared.attributes);
+        }
         Ok(Begun { plan, external, interface, held, prepared, guard })
     }
 

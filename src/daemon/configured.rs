@@ -1,12 +1,19 @@
 //! What a start goes by: the network configuration and the interface, and flanneld's phrases for
 //! what is wrong with them.
 
+use std::sync::Arc;
+
 use anyhow::Context;
+use tokio::sync::watch;
 
 use crate::backend::setup::BackendSettings;
+use crate::backend::status::PlaneState;
 use crate::config::network::NetworkConfig;
 use crate::config::options::InterfaceOptions;
+use crate::control::cache::Known;
+use crate::control::run::Held;
 use crate::host::interface::{ExternalInterface, discover};
+use crate::status::TunnelEnd;
 
 /// flanneld's phrase, which operators grep for.
 pub(super) const BACKEND_PHRASE: &str = "Error fetching backend";
@@ -16,7 +23,7 @@ pub(super) const MANAGER_PHRASE: &str = "Failed to create SubnetManager";
 pub(super) const REGISTRATION_PHRASE: &str = "Error registering network";
 
 /// The network configuration, with the settings of its backend.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Configured {
     pub(super) network: NetworkConfig,
     pub(super) settings: BackendSettings,
@@ -34,4 +41,36 @@ pub(super) async fn external_interface(
     options: &InterfaceOptions,
 ) -> anyhow::Result<ExternalInterface> {
     Ok(discover(options).await?)
+}
+
+/// What a run of the control plane leaves to the next one of this process: that one has a tunnel to
+/// lose, and its pods have this subnet.
+#[derive(Debug, Clone)]
+pub(super) struct Former {
+    pub(super) plan: Configured,
+    /// The options by which the interface was found.
+    pub(super) interface: InterfaceOptions,
+    /// What the run began with.
+    pub(super) began_with: Held,
+    /// What it has learnt of the store, if it has.
+    pub(super) known: watch::Receiver<Option<Arc<Known>>>,
+    pub(super) external: watch::Receiver<ExternalInterface>,
+    pub(super) plane: watch::Receiver<PlaneState>,
+}
+
+impl Former {
+    /// The subnet, with the peers as far as they are known.
+    pub(super) fn held(&self) -> Held {
+        let known = self.known.borrow().as_deref().cloned();
+        known.map_or_else(|| self.began_with.clone(), Held::Cached)
+    }
+
+    /// The interface, with the address that the tunnel has: the next run follows it from there.
+    pub(super) fn external(&self) -> ExternalInterface {
+        let mut external = self.external.borrow().clone();
+        if let Some(TunnelEnd::Udp(at)) = self.plane.borrow().tunnel {
+            external.address = *at.ip();
+        }
+        external
+    }
 }

@@ -19,7 +19,7 @@ fn with_server<F: Future<Output = ()>>(test: impl FnOnce(SocketAddr, Readiness) 
         let readiness = Readiness::default();
         let test = test(address, readiness.clone());
         tokio::select! {
-            never = serve(listener, readiness) => match never {},
+            never = serve(address, Some(listener), readiness) => match never {},
             outcome = tokio::time::timeout(PATIENCE, test) => outcome.unwrap(),
         }
     });

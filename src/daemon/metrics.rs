@@ -93,7 +93,11 @@ impl Metrics {
         self.rows([
             ("flannel_internal_errors_total", errors, "Errors in weftd's own code; see the log."),
             ("flannel_ready", (*ready).into(), "Whether weftd is ready."),
-            ("flannel_stale", (*stale).into(), "Whether lease and peers are from the cache."),
+            (
+                "flannel_stale",
+                (*stale).into(),
+                "Whether lease and peers are from before this start.",
+            ),
             ("flannel_restart_needed", (*restart_needed).into(), "Whether the network is another."),
             ("flannel_cache_writes_total", cache.writes, "Times that the cache was written."),
             ("flannel_cache_failures_total", cache.failures, "Times that writing it failed."),

@@ -30,23 +30,25 @@ pub(super) struct PortGuard {
 }
 
 impl PortGuard {
-    /// By the options. An error if it was asked for and nft can't be run: the operator counts on
-    /// it.
-    pub(super) async fn new(
-        options: RuleOptions,
-        plan: &Configured,
-        previous: &Previous,
-    ) -> anyhow::Result<Self> {
+    /// By the options.
+    pub(super) fn new(options: RuleOptions, plan: &Configured, previous: &Previous) -> Self {
         let (network, kind) = (plan.network.network, plan.settings.kind());
         let former = previous.network.filter(|former| *former != network);
         if options.guard && !kind.has_port() {
             warn!("--guard has no effect: the {kind} backend has no tunnel");
         }
         if !(options.guard && kind.has_port()) {
-            return Ok(Self { network, former, keeper: None });
+            return Self { network, former, keeper: None };
         }
-        GuardKeeper::is_possible().await.context("--guard can't be kept")?;
-        Ok(Self { network, former, keeper: Some(GuardKeeper::new(options.resync)) })
+        Self { network, former, keeper: Some(GuardKeeper::new(options.resync)) }
+    }
+
+    /// An error if it was asked for and nft can't be run: the operator counts on it.
+    pub(super) async fn check(&self) -> anyhow::Result<()> {
+        match self.keeper {
+            Some(_) => GuardKeeper::is_possible().await.context("--guard can't be kept"),
+            None => Ok(()),
+        }
     }
 
     /// For a report: the guard's state, if it is kept.

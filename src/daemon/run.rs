@@ -19,7 +19,6 @@ use tracing::{error, info, warn};
 
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::running::Backend;
-use crate::backend::setup::Setup;
 use crate::backend::status::PlaneState;
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
@@ -27,10 +26,10 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Begun, Start, acquire_lock, read_previous};
+use crate::daemon::begin::{Start, Started, acquire_lock, read_previous};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::changes::next_change;
-use crate::daemon::configured::{Configured, MANAGER_PHRASE, REGISTRATION_PHRASE};
+use crate::daemon::configured::{Configured, Former, MANAGER_PHRASE};
 use crate::daemon::contain;
 use crate::daemon::descriptors;
 use crate::daemon::health::{self, Readiness};
@@ -46,6 +45,7 @@ use crate::daemon::status::PrivateSocket;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
 use crate::host::lock::DaemonLock;
+use crate::netfilter::diff::Trigger;
 use crate::route::Prefix;
 use crate::status;
 
@@ -84,7 +84,7 @@ async fn until_ended(
     passed: Vec<OwnedFd>,
 ) -> anyhow::Result<ExitCode> {
     let (mut handover, mut predecessor) = (Handover::new(passed, false), None);
-    let lock = RefCell::new(None);
+    let (lock, manager, former) = (RefCell::new(None), OnceCell::new(), RefCell::new(None));
     if options.take_over
         && let Some(taken) = take_over::ask(&options.status_socket).await?
     {
@@ -98,7 +98,8 @@ async fn until_ended(
     loop {
         let readiness = Readiness::default();
         let (successors, asked) = mpsc::channel(1);
-        let run = Run { options, timing, handover: &handover, lock: &lock, readiness, successors };
+        let kept = Kept { handover: &handover, lock: &lock, manager: &manager, former: &former };
+        let run = Run { options, timing, kept, readiness, successors };
         let running = until_stopped(&run, stop.as_mut(), predecessor.take(), asked);
         match contain::unless_it_panics(running).await {
             Some(Outcome::Exit(code)) => return Ok(code),
@@ -117,7 +118,11 @@ async fn until_ended(
             }
         }
         info!("starting again, with the tunnel as it is");
-        lock.borrow().as_ref().map(|lock| lock.come_back(&options.subnet_file)).transpose()?;
+        if let Some(Err(error)) =
+            lock.borrow().as_ref().map(|it| it.come_back(&options.subnet_file))
+        {
+            warn!("going on without the lock: {:#}", anyhow::Error::from(error));
+        }
         handover = handover.come_back();
     }
 }
@@ -156,13 +161,23 @@ enum Outcome {
     HandOver(Successor),
 }
 
+/// What one run of the control plane leaves to the next one.
+#[derive(Clone, Copy)]
+struct Kept<'a> {
+    handover: &'a Handover,
+    /// Empty until it is taken, or if it can't be.
+    lock: &'a RefCell<Option<DaemonLock>>,
+    /// Empty until the first run has made it.
+    manager: &'a OnceCell<SubnetManager>,
+    /// Empty until a tunnel carries packets. From then on nothing that a start lacks ends weftd.
+    former: &'a RefCell<Option<Former>>,
+}
+
 /// What one run of the control plane is started with.
 struct Run<'a> {
     options: &'a Options,
     timing: Timing,
-    handover: &'a Handover,
-    /// Empty until it is taken, or if it can't be.
-    lock: &'a RefCell<Option<DaemonLock>>,
+    kept: Kept<'a>,
     readiness: Readiness,
     /// Receives each weftd that asks for the tunnel.
     successors: mpsc::Sender<Successor>,
@@ -174,15 +189,18 @@ async fn until_stopped(
     predecessor: Option<Predecessor>,
     mut asked: mpsc::Receiver<Successor>,
 ) -> Outcome {
-    let handover = run.handover;
-    let listening = OptionFuture::from(run.options.health.map(health::listen)).await.transpose();
-    let health = match listening {
-        Ok(listener) => listener.map(|it| health::serve(it, run.readiness.clone())),
-        Err(error) => {
-            error!("{error:#}");
-            return Outcome::Exit(ExitCode::from(EXIT_HEALTH));
+    let Kept { handover, manager, former, .. } = run.kept;
+    let mut listener = None;
+    if let Some(address) = run.options.health.filter(|_| former.borrow().is_none()) {
+        match health::listen(address).await {
+            Ok(made) => listener = Some(made),
+            Err(error) => {
+                error!("{error:#}");
+                return Outcome::Exit(ExitCode::from(EXIT_HEALTH));
+            }
         }
-    };
+    }
+    let health = run.options.health.map(|it| health::serve(it, listener, run.readiness.clone()));
     let stopped = async {
         stop.await;
         notify::stopping();
@@ -193,10 +211,9 @@ async fn until_stopped(
         handover.leave();
         successor
     };
-    let manager = OnceCell::new();
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
     let outcome = tokio::select! {
-        end = serve(run, &manager) => match end {
+        end = serve(run) => match end {
             Ok(never) => match never {},
             Err(error) => {
                 info!("Waiting for all goroutines to exit");
@@ -222,27 +239,13 @@ async fn until_stopped(
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
 /// removes the TUN device unless that is kept, and leaves lease and subnet file as they are.
-async fn serve(
-    run: &Run<'_>,
-    manager_slot: &OnceCell<SubnetManager>,
-) -> anyhow::Result<Infallible> {
-    let Run { options, timing, handover, lock, readiness, successors } = run;
-    if lock.borrow().is_none() {
+async fn serve(run: &Run<'_>) -> anyhow::Result<Infallible> {
+    let Run { options, kept: Kept { handover, lock, former, .. }, readiness, successors, .. } = run;
+    if lock.borrow().is_none() && former.borrow().is_none() {
         *lock.borrow_mut() = acquire_lock(options)?;
     }
     let previous = read_previous(options);
-    let manager = SubnetManager::connect(&options.store, previous.subnet)
-        .await
-        .context(MANAGER_PHRASE)?
-        .with_timing(*timing);
-    let manager = match identity::of_this_host() {
-        Ok(identity) => manager.with_identity(identity),
-        Err(error) => {
-            warn!("a second node with the same PublicIP would not be noticed: {error}");
-            manager
-        }
-    };
-    let manager = manager_slot.get_or_init(|| manager);
+    let manager = manager(run, previous.subnet).await?;
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager, readiness.clone(), options.settings.clone()));
     let status = PrivateSocket::bind(&options.status_socket)
@@ -268,40 +271,59 @@ async fn serve(
     }
 }
 
+/// The access to the store, which is made once: a store that is away meanwhile ends no run.
+async fn manager<'a>(run: &Run<'a>, previous: Option<Prefix>) -> anyhow::Result<&'a SubnetManager> {
+    if let Some(manager) = run.kept.manager.get() {
+        return Ok(manager);
+    }
+    let manager = SubnetManager::connect(&run.options.store, previous)
+        .await
+        .context(MANAGER_PHRASE)?
+        .with_timing(run.timing);
+    let manager = match identity::of_this_host() {
+        Ok(identity) => manager.with_identity(identity),
+        Err(error) => {
+            warn!("a second node with the same PublicIP would not be noticed: {error}");
+            manager
+        }
+    };
+    Ok(run.kept.manager.get_or_init(|| manager))
+}
+
 async fn work(
     run: &Run<'_>,
     manager: &SubnetManager,
     previous: &Previous,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Run { options, handover, readiness, .. } = run;
-    let Begun { plan, external, interface, held, prepared, guard } =
-        Start { options, manager, previous, handover }.begin().await?;
+    let Run { options, kept: Kept { handover, former, .. }, readiness, .. } = run;
+    let before = former.borrow().clone();
+    let start = Start { options, manager, previous, handover };
+    let Started { plan, interface, held, guard, backend } = start.start(before.as_ref()).await?;
     let subnet = held.subnet();
-    let setup = Setup {
-        external,
-        interface,
-        follow_address: options.follow_address,
-        network: plan.network.network,
-        former_network: previous.network,
-        subnet,
-        attributes: prepared.attributes.clone(),
-        control: manager.status(),
-        dataplane: options.dataplane,
-        handover: (*handover).clone(),
-    };
-    manager.status().start_is_at(Some("setting up the backend"));
-    let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
     let view = backend.view();
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
-    let mut keep_rules = std::pin::pin!(reconciler.run());
+    // Rules that were set are checked.
+    let trigger = before.as_ref().map_or(Trigger::Start, |_| Trigger::Resync);
+    let mut keep_rules = std::pin::pin!(reconciler.run(trigger));
     manager.status().start_is_at(Some("setting the rules"));
     rules::settled(keep_rules.as_mut(), rule_state.clone()).await?;
-    let port_guard = PortGuard::new(options.rules, &plan, previous).await?;
+    let port_guard = PortGuard::new(options.rules, &plan, previous);
+    if before.is_none() {
+        port_guard.check().await?;
+    }
     let writer = subnet_writer(options, plan.network.network, subnet, &plane.borrow());
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
+    former.replace(Some(Former {
+        plan: plan.clone(),
+        interface,
+        began_with: held.clone(),
+        known: manager.known(),
+        external: view.external.clone(),
+        plane: plane.clone(),
+    }));
     report.running(Running {
         network: plan.network.network,
         subnet,

@@ -104,8 +104,7 @@ impl Faults {
         let text = format!("the cluster assigned {other} to this node: the log says what to do");
         self.add(Cause::SubnetRefused, store.subnet_refused.then_some(text));
         let time = status.stale_as_of_unix.map(format_rfc3339);
-        let text =
-            |time| format!("lease and peers are from the cache of {time}, not confirmed yet");
+        let text = |time| format!("lease and peers are those of {time}, not confirmed yet");
         self.add(Cause::Cached, time.map(text));
         let text =
             "the store has another network configuration: restart weftd, then this host's pods";

@@ -120,17 +120,17 @@ impl RuleReconciler {
         (!self.wanted.is_nothing()).then(|| (self.flavour, self.state()))
     }
 
-    /// Sets the rules, then checks them for ever. Ends at the start only, where flanneld does not
-    /// start either: without masquerading that was asked for, or without a working nft where the
-    /// network configuration wants it. The rules stay when this is dropped.
-    pub async fn run(mut self) -> RuleError {
+    /// Sets the rules, then checks them for ever. Ends with [`Trigger::Start`] only, where flanneld
+    /// does not start either: without masquerading that was asked for, or without a working nft
+    /// where the network configuration wants it. The rules stay when this is dropped.
+    pub async fn run(mut self, mut trigger: Trigger) -> RuleError {
         if self.wanted.is_nothing() {
             self.state.send_modify(|state| state.settled = true);
             return pending().await;
         }
         self.announce();
         let is_required = self.wanted.masquerade || self.flavour == Flavour::Nftables;
-        let (mut trigger, mut refusals) = (Trigger::Start, 0);
+        let mut refusals = 0;
         loop {
             let begun = tokio::time::Instant::now();
             let mut pause = None;

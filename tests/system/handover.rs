@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::restarts::{device_index, restarts, under_traffic};
-use crate::support::lab::{Process, WEFTD, wait_until};
+use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
 use crate::support::status::Status;
 
@@ -71,6 +71,79 @@ fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
     take_over(&mut overlay, &["--workers=1"]);
     overlay.daemons[0].stop(Signal::TERM, PATIENCE);
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), None, "it outlives weftd");
+}
+
+/// Breaks something so that a start can't succeed, has a take-over fail by that, and looks at what
+/// the first weftd does until `mend` and afterwards.
+fn failed_take_over(overlay: &mut Overlay, complaint: &str, mend: impl FnOnce(&Overlay)) {
+    let mut next = overlay.weftd(0, &["--take-over"]);
+    assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+    wait_until(PATIENCE, "the first weftd has taken up its tunnel again", || {
+        let first = &mut overlay.daemons[0];
+        assert!(first.ended().is_none(), "{}", first.output());
+        is_ready(overlay)
+    });
+    wait_until(PATIENCE, "its log says what is wrong", || {
+        overlay.daemons[0].complaints(complaint) > 0
+    });
+    mend(overlay);
+}
+
+#[test]
+fn a_failed_take_over_ends_nothing_whatever_a_start_lacks() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let file = overlay.dir(0).join("subnet.env");
+    let before = SubnetEnv::read(&file).expect("it is there");
+    let store = overlay.files().join("store");
+    under_traffic(&mut overlay, 1000, |overlay| {
+        // A backend that there is not.
+        let config = store.join("config");
+        fs::write(&config, CONFIG.replace("udp", "wireguard")).expect("a file of the test");
+        failed_take_over(overlay, "wireguard", |_| {
+            fs::write(&config, CONFIG).expect("a file of the test");
+        });
+        let away = store.with_extension("away");
+        fs::rename(&store, &away).expect("a file of the test");
+        fs::write(&store, "no directory").expect("a file of the test");
+        failed_take_over(overlay, "/store", |_| {
+            fs::remove_file(&store).expect("a file of the test");
+            fs::rename(&away, &store).expect("a file of the test");
+        });
+    });
+    // It is whole, and has its subnet by the store.
+    wait_until(PATIENCE, "the store confirms the subnet", || {
+        Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["stale"] == false)
+    });
+    take_over(&mut overlay, &[]);
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
+    assert_eq!(SubnetEnv::read(&file).expect("it is there").subnet, before.subnet);
+}
+
+#[test]
+fn an_address_that_changes_during_a_take_over_keeps_its_subnet() {
+    // By its name, as the address changes.
+    let flags = ["--fast-path=off", "--iface=wire0"];
+    let mut overlay = Overlay::start_with(CONFIG, [&flags, &[]]);
+    let file = overlay.dir(0).join("subnet.env");
+    let before = SubnetEnv::read(&file).expect("it is there");
+    overlay.lab.hosts[0].exec(&["ip", "address", "del", "172.20.0.1/24", "dev", "wire0"]);
+    let mut next = overlay.weftd(0, &[&["--take-over"], &flags[..]].concat());
+    assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+    wait_until(PATIENCE, "the first weftd goes on", || {
+        overlay.daemons[0].complaints("no longer has the address") > 0
+    });
+    assert!(overlay.daemons[0].ended().is_none(), "{}", overlay.daemons[0].output());
+    overlay.lab.hosts[0].exec(&["ip", "address", "add", "172.20.0.11/24", "dev", "wire0"]);
+    overlay.traffic_resumes(Duration::from_secs(30), "the address has changed");
+    assert_eq!(SubnetEnv::read(&file).expect("it is there").subnet, before.subnet);
+    wait_until(PATIENCE, "the store shows the new address", || {
+        let key = before.subnet.replace(".1/", ".0-");
+        let entry = fs::read_to_string(overlay.files().join("store/subnets").join(key));
+        entry.is_ok_and(|entry| entry.contains("172.20.0.11"))
+    });
+    take_over(&mut overlay, &flags);
+    assert_eq!(SubnetEnv::read(&file).expect("it is there").subnet, before.subnet);
 }
 
 #[test]

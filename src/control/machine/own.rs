@@ -217,7 +217,7 @@ impl Machine {
         self.mirror.insert(found.key.clone(), found);
         if std::mem::take(&mut self.from_cache) {
             self.info(format!(
-                "The store confirmed the lease of {}; the cache is not needed now",
+                "The store confirmed the lease of {}; nothing of before is needed now",
                 self.own.lease.subnet
             ));
             self.plan_publication();

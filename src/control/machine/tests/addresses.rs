@@ -185,3 +185,36 @@ fn own_and_operator_writes_raise_no_alarm() {
     let commands = machine.handle(listing(&[lease(OWN, 1, 5)], 9), at(10));
     assert_eq!(alarm(&commands), None, "{commands:?}");
 }
+
+/// The control plane of a node that had moved starts again, before the store shows the new address.
+#[test]
+fn node_that_moved_before_it_starts_again_keeps_its_subnet() {
+    let network = "10.5.0.0/16".parse().unwrap();
+    let known = Known {
+        as_of_unix: 1_000,
+        revision: 10,
+        cluster: 1,
+        network,
+        own: lease(OWN, 1, 7),
+        ends_unix: None,
+        peers: Arc::default(),
+    };
+    let (margin, random) = (Duration::from_secs(3600), fastrand::Rng::with_seed(1));
+    let mut machine = Machine::from_cache(known, margin, Timing::default(), random, at(2));
+    let moved = Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 2)));
+    assert!(machine.handle(moved, at(2)).contains(&Command::List), "it is written unread");
+    let commands = machine.handle(listing(&[lease(OWN, 1, 7)], 10), at(2));
+    assert_eq!(end(&commands), None, "its own entry is another's");
+    let shows = |commands: &[Command]| {
+        commands.iter().find_map(|command| {
+            let Command::Write { held, .. } = command else { return None };
+            Some(held.attributes.public_ip.octets()[3])
+        })
+    };
+    let renewed = shows(&commands);
+    let granted = Event::Written(Ok(granted(lease(OWN, renewed.unwrap(), 11), 2)));
+    machine.handle(granted, at(2));
+    machine.handle(Event::Opened(Ok(())), at(3));
+    let commands = machine.handle(Event::Timer, at(4));
+    assert_eq!(shows(&commands), Some(2), "{commands:?} after {renewed:?}");
+}
