@@ -55,7 +55,8 @@ fn answer(packet: &[u8]) {
         assert!(echo::is_answer_from(reply.source, packet), "two readers differ: {packet:02x?}");
     }
     let expected = reply.filter(|reply| reply.token == TOKEN).map(Answer::Reply);
-    match Answer::read(packet, TOKEN) {
+    let token_of = |_, _, _| TOKEN;
+    match Answer::read(packet, &token_of) {
         Some(Answer::Lost { by, .. } | Answer::Refused { by, .. }) => {
             assert!(reply.is_none() && echo::is_answer_from(by, packet), "{packet:02x?}");
         }
@@ -65,7 +66,7 @@ fn answer(packet: &[u8]) {
     // What we send is no answer.
     let mut request = packet.to_vec();
     let [source, destination] = [Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST];
-    let sent = Request { source, destination, ttl: echo::TTL, token: TOKEN, sequence: 1 };
-    sent.write(&mut request);
-    assert_eq!(Answer::read(&request, TOKEN), None);
+    let (ttl, identifier, sequence, token) = (echo::TTL, 7, 1, TOKEN);
+    Request { source, destination, ttl, identifier, sequence, token }.write(&mut request);
+    assert_eq!(Answer::read(&request, &token_of), None);
 }
