@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, reason = "measured figures belong into the report of the run")]
 
 mod booted;
+mod building;
 mod chart;
 mod container;
 mod docker_opts;
