@@ -13,7 +13,8 @@ cluster_images() {
 
 # layer ROOT FILE: the directory ROOT as a layer.
 layer() {
-    tar -C "$1" --numeric-owner --owner=0 --group=0 --xattrs -cf "$2" .
+    tar -C "$1" --sort=name --numeric-owner --owner=0 --group=0 --format=gnu \
+        ${SOURCE_DATE_EPOCH:+--mtime=@"$SOURCE_DATE_EPOCH"} -cf "$2" .
 }
 
 # base_layer DIR NAME: the layer of the root DIR/NAME, kept for the next time; prints its path.
@@ -48,28 +49,47 @@ image() {
     rm -r "$stage"
 }
 
-# weft_image DIR OUT: what the second stage of the container file says, line by line.
+# weft_image DIR OUT: the container file's second stage, on the root DIR/image.
 weft_image() {
-    local dir=$1 out=$2 stage lines from to links
-    stage=$(mktemp -d "$out/weft.XXXXXX")
+    local dir=$1 out=$2
+    weft_layer "${CARGO_TARGET_DIR:-$REPO/target}/release" "$out/weft.layer"
+    image "$out/weft.tar" "weft:$(weft_version)" "$(weft_config)" \
+        "$(base_layer "$dir" image)" "$out/weft.layer"
+    rm "$out/weft.layer"
+}
+
+# container_lines: the container file's second stage, each instruction in one line.
+container_lines() {
     # shellcheck disable=SC2016 # the file's own variable
-    lines=$(sed -n '/^FROM ${DEBIAN}$/,$p' "$REPO/deploy/container/Dockerfile")
+    sed -n '/^FROM ${DEBIAN}$/,$p' "$REPO/deploy/container/Dockerfile" | sed -z 's/ *\\\n */ /g'
+}
+
+# weft_layer BIN FILE: what that stage copies and links, with the programs in BIN.
+weft_layer() {
+    local bin=$1 file=$2 stage from to links
+    stage=$(mktemp -d "$file.XXXXXX")
+    chmod 755 "$stage"
     while read -r from to; do
-        from=${from#/weft/}
         case $from in
-            target/*) from=${CARGO_TARGET_DIR:-$REPO/target}/${from#target/} ;;
+            /weft/target/release/*) from=$bin/${from##*/} ;;
             *) from=$REPO/$from ;;
         esac
         install -D -m 755 "$(realpath "$from")" "$stage$to"
-        [[ $from != */target/release/* ]] || strip "$stage$to"
-    done < <(sed -nE 's/^COPY (--from=build )?//p' <<<"$lines")
-    links=$(sed -n 's/^RUN \(ln .*\)/\1/p' <<<"$lines")
+        [[ $from != "$bin"/* ]] || strip "$stage$to"
+    done < <(container_lines | sed -nE 's/^COPY (--from=build )?//p')
+    links=$(container_lines | sed -n 's/^RUN \(mkdir .*\)/\1/p')
     bash -euc "${links// \// $stage/}"
-    layer "$stage" "$out/weft.layer"
-    image "$out/weft.tar" weft:0.1.0 "$(jq -n --arg env "$(sed -n 's/^ENV //p' <<<"$lines")" \
-        --argjson start "$(sed -n 's/^ENTRYPOINT //p' <<<"$lines")" \
-        '{ Env: [$env], Entrypoint: $start }')" "$(base_layer "$dir" image)" "$out/weft.layer"
-    rm -r "$stage" "$out/weft.layer"
+    layer "$stage" "$file"
+    rm -r "$stage"
+}
+
+# weft_config: how a container of it starts, and its labels.
+weft_config() {
+    jq -n --arg env "$(container_lines | sed -n 's/^ENV //p')" \
+        --argjson start "$(container_lines | sed -n 's/^ENTRYPOINT //p')" \
+        --arg labels "$(container_lines | sed -n 's/^LABEL //p')" '{ Env: [$env],
+        Entrypoint: $start, Labels: [$labels | scan("([^ =]+)=\"([^\"]*)\"")
+            | { key: .[0], value: .[1] }] | from_entries }'
 }
 
 # pod_image DIR OUT: the root with the tools, and our own traffic.

@@ -32,6 +32,11 @@ wait_until() {
     done
 }
 
+# weft_version: as Cargo.toml says.
+weft_version() {
+    sed -n '/^\[package\]/,/^\[/ s/^version = "\(.*\)"$/\1/p' "$REPO/Cargo.toml"
+}
+
 # rustup's default place is on the PATH of login shells only.
 find_cargo() {
     command -v cargo >/dev/null || PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"

@@ -1,5 +1,5 @@
 //! The recipes in `deploy/README.md`, run as they are written: hosts are network namespaces with
-//! their own `/etc`, `/opt`, `/run` and `/var/lib`. Two programs are fakes: `cargo` builds
+//! their own `/etc`, `/usr`, `/run` and `/var/lib`. Two programs are fakes: `cargo` builds
 //! nothing, and `systemctl` records its arguments; the test then starts what the unit says.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
@@ -51,7 +51,7 @@ impl Host {
     fn new(network: Namespace, shared: &Path) -> Self {
         let files = tempfile::tempdir().unwrap();
         let root = files.path();
-        for name in ["bin", "etc", "opt", "run", "lib/weft", "repository/target/release"] {
+        for name in ["bin", "etc", "usr", "run", "lib/weft", "repository/target/release"] {
             fs::create_dir_all(root.join(name)).unwrap();
         }
         let repository = root.join("repository");
@@ -67,7 +67,9 @@ impl Host {
             "set -e; mount --make-rprivate /; for name in {NEEDED_OF_ETC}; do
                  [ ! -e /etc/$name ] || cp -a /etc/$name {0}/etc/
              done; mount --bind {0}/etc /etc
-             mount --bind {0}/opt /opt; mount --bind {0}/run /run; mount --bind {0}/lib /var/lib
+             mount -t tmpfs tmpfs {0}/usr; mkdir {0}/usr/upper {0}/usr/work
+             mount -t overlay -o lowerdir=/usr,upperdir={0}/usr/upper,workdir={0}/usr/work o /usr
+             mount --bind {0}/run /run; mount --bind {0}/lib /var/lib
              mount --bind {1} /var/lib/weft; touch {0}/ready; exec sleep infinity",
             root.display(),
             shared.display()
@@ -171,16 +173,14 @@ fn start(host: &mut Host, choice: usize) {
     let systemd = blocks("systemd");
     host.run(systemd[0]);
     host.run(systemd[choice]);
-    let (ask, look) = systemd[3].split_once("/opt/bin/weft status").unwrap();
+    let (ask, look) = systemd[3].split_once("weft status").unwrap();
     host.run(ask);
     assert_eq!(host.asked(), "daemon-reload\nenable --now weftd\n");
     host.start_unit("weftd.service");
     let path = host.subnet_env();
     let lease = SubnetEnv::wait(&path, host.programs.last_mut().unwrap());
     assert_eq!(lease.mtu_bytes, MTU);
-    let status = format!(
-        "until /opt/bin/weft status >/dev/null; do sleep 0.1; done\n/opt/bin/weft status{look}"
-    );
+    let status = format!("until weft status >/dev/null; do sleep 0.1; done\nweft status{look}");
     let shown = host.run(&status);
     assert!(shown.contains(&format!("FLANNEL_SUBNET={}", lease.subnet)), "{shown}");
 }

@@ -22,7 +22,7 @@ ip link add eth9 type veth peer name eth8
 ip link set eth9 up; ip link set eth8 up; ip address add 172.20.0.1/24 dev eth9
 ask start systemctl start weftd
 ask state systemctl show weftd -p ActiveState -p Type
-ask status /opt/bin/weft status
+ask status weft status
 pid=$(systemctl show weftd -p MainPID --value)
 ask rights grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/$pid/status
 ask env cat /run/flannel/subnet.env
@@ -37,7 +37,7 @@ ask lock nsenter --target $pid --mount touch /run/xtables.lock
 kill -KILL $pid
 for try in {1..100}; do
     sleep 0.1
-    [[ $(systemctl show weftd -p NRestarts --value) != 0 ]] && /opt/bin/weft status && break
+    [[ $(systemctl show weftd -p NRestarts --value) != 0 ]] && weft status && break
 done >/dev/null 2>&1
 ask again systemctl show weftd -p ActiveState -p NRestarts
 ask same cat /run/flannel/subnet.env
@@ -79,9 +79,9 @@ fn boot(files: &TempDir) -> String {
         format!("--bind-ro={shown}:/weft"),
         format!("--bind={shown}/out:/out"),
         format!("--bind={shown}/lib:/var/lib/weft"),
-        bind(Path::new(env!("CARGO_BIN_EXE_weftd")), "/opt/bin/weftd"),
-        bind(Path::new(env!("CARGO_BIN_EXE_weft")), "/opt/bin/weft"),
-        bind(&deploy("mk-docker-opts.sh"), "/opt/bin/mk-docker-opts.sh"),
+        bind(Path::new(env!("CARGO_BIN_EXE_weftd")), "/usr/bin/weftd"),
+        bind(Path::new(env!("CARGO_BIN_EXE_weft")), "/usr/bin/weft"),
+        bind(&deploy("mk-docker-opts.sh"), "/usr/libexec/weft/mk-docker-opts.sh"),
         bind(&files.join("weftd"), "/etc/default/weftd"),
         bind(&files.join("weft-probe.service"), &format!("{units}/weft-probe.service")),
     ];
@@ -95,7 +95,7 @@ fn boot(files: &TempDir) -> String {
     // Containers have neither by default; on a machine a unit may have both.
     nspawn
         .extend(["--capability=CAP_BPF,CAP_NET_ADMIN", "--system-call-filter=bpf"].map(Into::into));
-    nspawn.extend(["--bind=/dev/net/tun", "--tmpfs=/opt"].map(Into::into));
+    nspawn.extend(["--bind=/dev/net/tun"].map(Into::into));
     nspawn.extend(["--boot", "--", "--unit=weft-probe.service"].map(Into::into));
     // nspawn takes no / as it is; the mount ends with the process.
     let script = format!(

@@ -74,22 +74,37 @@ fn the_build_context_holds_what_is_copied() {
 fn the_names_that_flannels_manifests_start_work() {
     let layout = tempfile::tempdir().unwrap();
     let bin = layout.path().join("opt/bin");
+    let file = text("container/Dockerfile").replace("\\\n", "");
+    for line in file.lines().filter_map(|line| line.strip_prefix("COPY ")) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let source = match words[words.len() - 2] {
+            "/weft/target/release/weftd" => env!("CARGO_BIN_EXE_weftd").into(),
+            "/weft/target/release/weft" => env!("CARGO_BIN_EXE_weft").into(),
+            "deploy/mk-docker-opts.sh" => deploy("mk-docker-opts.sh"),
+            _ => continue,
+        };
+        let place = layout.path().join(words[words.len() - 1].trim_start_matches('/'));
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        symlink(source, place).unwrap();
+    }
+    let links = file.lines().find_map(|line| line.strip_prefix("RUN mkdir -p /opt/bin")).unwrap();
     fs::create_dir_all(&bin).unwrap();
-    symlink(env!("CARGO_BIN_EXE_weftd"), bin.join("weftd")).unwrap();
-    symlink(env!("CARGO_BIN_EXE_weft"), bin.join("weft")).unwrap();
-    let file = text("container/Dockerfile");
-    let links = file.lines().find_map(|line| line.strip_prefix("RUN ln ")).unwrap();
-    for link in links.split("&& ln").map(str::trim) {
+    for link in links.split("&& ln").map(str::trim).filter(|link| !link.is_empty()) {
         let words: Vec<_> = link.split_whitespace().collect();
         let ["-s", target, name] = words[..] else { panic!("{link}") };
         symlink(target, layout.path().join(name.trim_start_matches('/'))).unwrap();
     }
+    let script = Command::new(bin.join("mk-docker-opts.sh")).arg("-h").output().unwrap();
+    assert!(String::from_utf8_lossy(&script.stderr).contains("usage: mk-docker"), "{script:?}");
     let version = Command::new(bin.join("flanneld")).arg("--version").output().unwrap();
     assert!(version.status.success() && !version.stderr.is_empty(), "{version:?}");
     // The plugin, as the runtime asks it before all else.
     let plugin = layout.path().join("opt/cni/bin/flannel");
-    let installed =
-        Command::new(bin.join("weft")).arg("install-cni").arg(&plugin).output().unwrap();
+    let installed = Command::new(layout.path().join("usr/bin/weft"))
+        .arg("install-cni")
+        .arg(&plugin)
+        .output()
+        .unwrap();
     assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
     let told = Command::new(&plugin).env("CNI_COMMAND", "VERSION").output().unwrap();
     let told: Value = serde_json::from_slice(&told.stdout).unwrap();

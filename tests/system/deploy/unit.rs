@@ -19,7 +19,7 @@ fn systemd_understands_every_line() {
     // The unit names the program where packages put it; here it must be a program that exists.
     let files = tempfile::tempdir().unwrap();
     let path = files.path().join("weftd.service");
-    std::fs::write(&path, text("systemd/weftd.service").replace("/opt/bin/weftd", "/bin/true"))
+    std::fs::write(&path, text("systemd/weftd.service").replace("/usr/bin/weftd", "/bin/true"))
         .unwrap();
     let output = Command::new("systemd-analyze").arg("verify").arg(&path).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
