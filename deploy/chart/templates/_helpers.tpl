@@ -10,6 +10,43 @@ that it always has, the values' own maps from the nearest to the farthest.
 {{- with $merged }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
+{{/*
+The image. A values file for flannel's chart may name flannel's own, in which there is no weft: then
+it is the chart's.
+*/}}
+{{- define "weft.image" -}}
+{{- $image := default dict .Values.flannel.image -}}
+{{- if or (not $image.repository) (regexMatch "(^|/)flannel(-io)?/flannel$" $image.repository) -}}
+weft:{{ .Chart.AppVersion }}
+{{- else -}}
+{{ $image.repository }}:{{ default .Chart.AppVersion $image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* flannel's image with its CNI plugin, if one is named. */}}
+{{- define "weft.cniImage" -}}
+{{- $image := default dict (default dict .Values.flannel.flannel_cni).image -}}
+{{- if not $image.repository }}{{ $image = default dict .Values.flannel.image_cni }}{{ end -}}
+{{- with $image.repository }}{{ . }}:{{ required "the image of flannel's CNI plugin needs a tag" $image.tag }}{{ end -}}
+{{- end -}}
+
+{{/* Values of flannel's chart that name what is not built. */}}
+{{- define "weft.refused" -}}
+{{- range $key, $why := dict
+    "psk" "it is for the backend wireguard, which is not built"
+    "tunnelMode" "it is for the backend wireguard, which is not built"
+    "keepaliveInterval" "it is for the backend wireguard, which is not built"
+    "backendPortv6" "it is for the backend wireguard, which is not built"
+    "macPrefix" "it is for nodes with Windows, which is not built" -}}
+{{- if not (kindIs "invalid" (index $.Values.flannel $key)) -}}
+{{- fail (printf "flannel.%s: %s; remove it" $key $why) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.podCidrv6 -}}
+{{- fail "podCidrv6: IPv6 is not built; leave it empty" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Options of weftd beside flannel.args. */}}
 {{- define "weft.args" -}}
 {{- $fast := .Values.flannel.fast -}}

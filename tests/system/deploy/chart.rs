@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::deploy::manifest::{Objects, arguments, mounts_have_volumes, objects, parsed};
 use crate::deploy::{deploy, text, tool};
 
-/// The values of flannel's chart, v0.27 and later, that set something on Linux. Those of WireGuard
-/// and of Windows are left out: weft has neither.
+/// The values of flannel's charts, 0.26 to 0.28.9, that set something on Linux. Those of WireGuard
+/// and of Windows are refused: weft has neither.
 const FLANNELS: &[&str] = &[
     "flannel.GBP",
     "flannel.args",
@@ -24,7 +24,13 @@ const FLANNELS: &[&str] = &[
     "flannel.daemonSet.labels",
     "flannel.directRouting",
     "flannel.enableNFTables",
+    "flannel.flannel_cni.image.repository",
+    "flannel.flannel_cni.image.tag",
+    "flannel.healthz.livenessProbe.initialDelaySeconds",
+    "flannel.healthz.livenessProbe.periodSeconds",
     "flannel.healthz.port",
+    "flannel.healthz.readinessProbe.initialDelaySeconds",
+    "flannel.healthz.readinessProbe.periodSeconds",
     "flannel.image.repository",
     "flannel.image.tag",
     "flannel.image_cni.repository",
@@ -163,9 +169,7 @@ fn the_network_configuration_follows_the_values() {
     let gateway = network(&rendered(&["flannel.backend=host-gw", "flannel.enableNFTables=true"]));
     assert_eq!(gateway["Backend"], json!({ "Type": "host-gw" }));
     assert_eq!(gateway["EnableNFTables"], true);
-    let both = network(&rendered(&["podCidr=10.1.0.0/16", "podCidrv6=2001:db8::/56"]));
-    assert_eq!([&both["Network"], &both["IPv6Network"]], ["10.1.0.0/16", "2001:db8::/56"]);
-    assert_eq!(both["EnableIPv6"], true);
+    assert_eq!(network(&rendered(&["podCidr=10.1.0.0/16"]))["Network"], "10.1.0.0/16");
     assert_eq!(network(&rendered(&["podCidr="]))["EnableIPv4"], false);
     let complaint = template(&["flannel.backend=wireguard"]).unwrap_err();
     assert!(complaint.contains("flannel.backend is wireguard"), "{complaint}");
@@ -205,6 +209,117 @@ fn the_pod_follows_the_values() {
     let skipped = rendered(&["flannel.skipCNIConfigInstallation=true"]);
     let steps = self::pod(&skipped)["initContainers"].as_array().unwrap();
     assert!(steps.iter().all(|step| step["name"] != "install-cni"), "{steps:?}");
+}
+
+/// What users of flannel's chart have: the keys of its values, as 0.26 and 0.28.9 have them.
+const VALUES_0_26: &[&str] = &[
+    "global.imagePullSecrets=null",
+    "podCidr=10.244.0.0/16",
+    "podCidrv6=",
+    "flannel.image.repository=docker.io/flannel/flannel",
+    "flannel.image.tag=v0.26.0",
+    "flannel.image_cni.repository=docker.io/flannel/flannel-cni-plugin",
+    "flannel.image_cni.tag=v1.5.1-flannel2",
+    "flannel.enableNFTables=false",
+    "flannel.args={--ip-masq,--kube-subnet-mgr}",
+    "flannel.backend=vxlan",
+    "flannel.tolerations[0].effect=NoExecute",
+    "flannel.tolerations[0].operator=Exists",
+    "netpol.enabled=false",
+    "netpol.args={--v=2}",
+    "netpol.image.repository=registry.example/kube-network-policies",
+    "netpol.image.tag=v0.4.0",
+];
+const VALUES_0_28: &[&str] = &[
+    "global.imagePullSecrets=null",
+    "flannel.image.repository=ghcr.io/flannel-io/flannel",
+    "flannel.image.tag=v0.28.9",
+    "flannel.flannel_cni.image.repository=ghcr.io/flannel-io/flannel-cni-plugin",
+    "flannel.flannel_cni.image.tag=v1.9.1-flannel3",
+    "flannel.cniBinDir=/opt/cni/bin",
+    "flannel.cniConfDir=/etc/cni/net.d",
+    "flannel.skipCNIConfigInstallation=false",
+    "flannel.backendPort=8472",
+    "flannel.mtu=1400",
+    "flannel.vni=1",
+    "flannel.GBP=false",
+    "flannel.directRouting=false",
+    "flannel.cniConf=\\{\\}",
+    "flannel.resources.requests.cpu=100m",
+    "flannel.healthz.port=8081",
+    "flannel.healthz.livenessProbe.initialDelaySeconds=11",
+    "flannel.healthz.readinessProbe.periodSeconds=12",
+    "flannel.nodeSelector.zone=a",
+    "netpol.image.tag=v1.0.0",
+];
+
+#[test]
+fn flannels_own_values_run_weft() {
+    for (values, plugin) in [
+        (VALUES_0_26, "docker.io/flannel/flannel-cni-plugin:v1.5.1-flannel2"),
+        (VALUES_0_28, "ghcr.io/flannel-io/flannel-cni-plugin:v1.9.1-flannel3"),
+    ] {
+        let objects = rendered(values);
+        let pod = pod(&objects);
+        assert_eq!(pod["containers"][0]["image"], concat!("weft:", env!("CARGO_PKG_VERSION")));
+        assert_eq!(pod["initContainers"][0]["image"], plugin);
+    }
+    let newer = rendered(VALUES_0_28);
+    let container = &pod(&newer)["containers"][0];
+    assert_eq!(container["livenessProbe"]["initialDelaySeconds"], 11);
+    assert_eq!(container["readinessProbe"]["periodSeconds"], 12);
+}
+
+#[test]
+fn a_misspelt_value_is_refused() {
+    for (value, complaint) in [
+        ("podCIDR=10.1.0.0/16", "Additional property podCIDR is not allowed"),
+        ("podCidr=10.1.0.0", "podCidr: Does not match pattern"),
+        ("flannel.arg={--ip-masq}", "flannel: Additional property arg is not allowed"),
+        ("flannel.image.name=x", "flannel.image: Additional property name is not allowed"),
+        ("flannel.fast.workes=2", "flannel.fast: Additional property workes is not allowed"),
+        ("flannel.fast.engine=fast", "flannel.fast.engine must be one of the following"),
+        ("flannel.fast.workers=257", "flannel.fast.workers: Must be less than or equal to 256"),
+        ("flannel.healthz.port=high", "flannel.healthz.port: Invalid type"),
+        ("netpol.enable=true", "netpol: Additional property enable is not allowed"),
+    ] {
+        let told = template(&[value]).unwrap_err();
+        assert!(told.contains(complaint), "{value}: {told}");
+    }
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    for (value, complaint) in [
+        ("flannel.psk=key", "flannel.psk: it is for the backend wireguard"),
+        ("flannel.tunnelMode=separate", "flannel.tunnelMode: it is for the backend wireguard"),
+        ("flannel.keepaliveInterval=5", "flannel.keepaliveInterval: it is for the backend"),
+        ("flannel.backendPortv6=51821", "flannel.backendPortv6: it is for the backend wireguard"),
+        ("flannel.macPrefix=0E-2A", "flannel.macPrefix: it is for nodes with Windows"),
+        ("podCidrv6=2001:db8::/56", "podCidrv6: IPv6 is not built"),
+        ("flannel.backend=ipip", "flannel.backend is ipip"),
+    ] {
+        let told = template(&[value]).unwrap_err();
+        assert!(told.contains(complaint), "{value}: {told}");
+    }
+    rendered(&["flannel.psk=null", "podCidrv6="]);
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_programs() {
+    let chart = &parsed(&text("chart/Chart.yaml"))[0];
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    let values = &parsed(&text("chart/values.yaml"))[0];
+    assert_eq!(values["flannel"]["image"]["tag"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn the_update_strategy_is_the_cluster_s_unless_given() {
+    assert_eq!(rendered(&[])["DaemonSet kube-flannel-ds"]["spec"]["updateStrategy"], Value::Null);
+    let given = rendered(&["flannel.fast.updateStrategy.type=OnDelete"]);
+    let strategy = &given["DaemonSet kube-flannel-ds"]["spec"]["updateStrategy"];
+    assert_eq!(strategy, &json!({ "type": "OnDelete" }));
 }
 
 #[test]
