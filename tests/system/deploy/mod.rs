@@ -10,6 +10,7 @@ mod chart;
 mod container;
 mod docker_opts;
 mod manifest;
+mod package;
 mod pod;
 mod prometheus;
 mod sandbox;
