@@ -5,9 +5,9 @@
 # How long somebody waits from the package in a bare Debian to an answer through the tunnel.
 readonly BARE_LIMIT_S=60
 
-# check_release OUT SCRATCH
+# check_release OUT SCRATCH ARM: ARM says whether arm64 is part of it, yes or no.
 check_release() {
-    local out=$1 scratch=$2 suite
+    local out=$1 scratch=$2 arm=$3 suite
     mkdir -p "$scratch/check"
     check_signing "$out" "$scratch/check"
     check_image "$out" "$scratch/check"
@@ -15,7 +15,7 @@ check_release() {
         check_booted "$suite" "$out" "$scratch/check" "$scratch/tree"
     done
     check_bare "$out" "$scratch/check"
-    check_again "$out" "$scratch/check"
+    check_again "$out" "$scratch/check" "$arm"
 }
 
 # check_signing OUT WORK: with a key that is thrown away, and only if there is no signature yet.
@@ -155,14 +155,15 @@ exit 1
 END
 )
 
-# check_again OUT WORK: from a clone in another place, with nothing that the first build has left.
+# check_again OUT WORK ARM: from a clone in another place, with nothing that the first build has left.
 check_again() {
-    local out=$1 work=$2
+    local out=$1 work=$2 arguments=(--out "$2/again")
+    [[ $3 == no ]] || arguments+=(--arm64)
     git clone --quiet "$REPO" "$work/clone"
     git -C "$work/clone" checkout --quiet --detach "$(git -C "$REPO" rev-parse HEAD)"
     (
         unset CARGO_TARGET_DIR
-        "$work/clone/scripts/release" --out "$work/again"
+        "$work/clone/scripts/release" "${arguments[@]}"
     )
     diff "$out/SHA256SUMS" "$work/again/SHA256SUMS" || die "a second build is another one"
     say "check: a second build is the same"

@@ -65,9 +65,14 @@ debian_package() {
     printf '%s\n' "$out/weft_${PACKAGE_VERSION:-$(weft_version)}_$architecture.deb"
 }
 
-# archive TREE FILE [TOP]: a tar.xz, with TOP in front of each name.
+# archive TREE FILE TOP: a tar.xz, with TOP in front of each name.
 archive() {
     same_times "$1"
+    plain_archive "$1" "$3" | xz -T1 -6 >"$2"
+}
+
+# plain_archive TREE TOP: a tar, with TOP in front of each name, to standard output.
+plain_archive() {
     tar -C "$1" --sort=name --owner=0 --group=0 --numeric-owner --format=gnu \
-        ${3:+"--transform=flags=r;s,^\.,$3,"} -cf - . | xz -T1 -6 >"$2"
+        --transform="flags=r;s,^\\.,$2," -cf - .
 }
