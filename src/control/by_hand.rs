@@ -93,6 +93,10 @@ fn may_reserve(
     let NetworkConfig { network, subnet_length_bits, subnet_min, subnet_max, .. } = *config;
     let why = if !is_host_address(public_ip) {
         format!("{public_ip} is not the address of one host")
+    } else if subnet.contains(public_ip)
+        || snapshot.taken(network).any(|taken| taken.contains(public_ip))
+    {
+        format!("{public_ip} lies in a subnet of pods, where no datagram of the tunnel may go")
     } else if !config.leasable(subnet) {
         format!(
             "{subnet} is no subnet that nodes lease here: a /{subnet_length_bits} from \
@@ -148,6 +152,11 @@ mod tests {
         assert!(taken.contains("10.5.7.0/24 of 192.0.2.7"), "{taken}");
         let second = refusal("10.5.8.0/24", 7).unwrap_err().to_string();
         assert!(second.contains("192.0.2.7 has 10.5.7.0/24"), "{second}");
+        for pods in [[10, 5, 8, 1], [10, 5, 7, 9]].map(Ipv4Addr::from) {
+            let subnet = "10.5.8.0/24".parse().unwrap();
+            let error = may_reserve(&config(), &snapshot(), subnet, pods).unwrap_err();
+            assert!(error.to_string().starts_with(&pods.to_string()), "{pods}: {error}");
+        }
         for nobody in [[127, 0, 0, 1], [224, 0, 0, 1], [255; 4], [0; 4]].map(Ipv4Addr::from) {
             let subnet = "10.5.8.0/24".parse().unwrap();
             let error = may_reserve(&config(), &snapshot(), subnet, nobody).unwrap_err();

@@ -57,6 +57,10 @@ fn objection(lease: &Lease, own: &Lease, network: Prefix) -> Option<(RejectReaso
         Some((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
     } else if !is_host_address(address) {
         Some((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
+    } else if network.contains(address) && !network.contains(own.attributes.public_ip) {
+        // The route to the pods' network leads there, into the tunnel again.
+        let detail = format!("its PublicIP {address} lies in the pods' network {network}");
+        Some((RejectReason::BadAddress, detail))
     } else {
         None
     }
@@ -122,6 +126,7 @@ mod tests {
             lease("10.5.5.0/24", "255.255.255.255", 9),
             lease("10.5.6.0/24", "192.0.2.9", 10),
             lease("10.5.7.0/24", "192.0.2.7", 11),
+            lease("10.5.10.0/24", "10.5.44.1", 12),
         ]);
         assert_eq!(peers, ["10.5.1.0/24", "10.5.7.0/24"]);
         let reasons: Vec<_> =
@@ -138,6 +143,7 @@ mod tests {
                 ("10.5.4.0-24", RejectReason::BadAddress),
                 ("10.5.5.0-24", RejectReason::BadAddress),
                 ("10.5.6.0-24", RejectReason::OwnAddress),
+                ("10.5.10.0-24", RejectReason::BadAddress),
             ]
         );
     }

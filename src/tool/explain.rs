@@ -250,9 +250,9 @@ impl<'a> ThisHost<'a> {
         let (local, table) = (self.local(owner.is_some()), self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
         match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet) {
-            IngressVerdict::Deliver(_) if owner.is_none() => Err(format!(
-                "no lease covers {}: with --peer-check=strict it is dropped as src-not-leased, \
-                 otherwise delivered, whoever sends it",
+            IngressVerdict::Deliver(_) if owner.is_none() => Ok(format!(
+                "no lease covers {}: it is delivered, whoever sends it, unless this weftd has \
+                 --peer-check=strict, which drops it as src-not-leased",
                 question.source
             )),
             IngressVerdict::Deliver(_) => {
@@ -359,7 +359,7 @@ mod tests {
             ((POD, "10.5.1.7"), 84, true, "bridge", true),
             ((POD, "8.8.8.8"), 84, true, "outside 10.5.0.0/16", true),
             (("10.5.2.7", POD), 84, true, "delivered", true),
-            (("10.5.99.7", POD), 84, true, "src-not-leased", false),
+            (("10.5.99.7", POD), 84, true, "src-not-leased", true),
             (("10.5.2.7", "10.5.3.7"), 84, true, "sender", false),
             (("127.0.0.1", POD), 84, true, "src-martian", false),
             (("10.5.2.7", "10.5.1.0"), 84, true, "delivered", true),

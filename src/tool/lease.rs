@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 
 use crate::config::flags::{self, Outcome};
+use crate::config::options::StoreOptions;
 use crate::control::clock::format_rfc3339;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::manager::SubnetManager;
@@ -63,6 +64,12 @@ async fn open(store: &StoreArguments) -> anyhow::Result<SubnetManager> {
         }
         Outcome::End(text, _) => bail!("{}", text.trim_end()),
     };
+    if let StoreOptions::Local(directory) = &options.store
+        && let Err(error) = directory.join("config").metadata()
+    {
+        // Opened, it would be made.
+        bail!("{} is no local store: its `config`: {error}", directory.display());
+    }
     SubnetManager::connect(&options.store, None).await.context("the store cannot be used")
 }
 

@@ -65,6 +65,11 @@ const OWN_USE: Duration = Duration::from_millis(50);
 /// How long after the kernel has answered a peer's echo the daemon knows that it was asked.
 const OWN_ANSWER: Duration = Duration::from_millis(500);
 
+/// Packets of our own may hide that others are sent, most of all while both sides ask several times
+/// a second. So they count as use for so long after one that was certainly none of them; a peer
+/// that is used at all shows one sooner.
+const HIDDEN_MAX: Duration = Duration::from_secs(300);
+
 /// Of so many echoes the times are kept, and of so many whether they were answered.
 const TIMES: usize = 8;
 const HISTORY: u16 = u64::BITS as u16;
@@ -82,8 +87,9 @@ pub(super) struct Peer {
     at: usize,
     sent: Option<u64>,
     received: Option<u64>,
-    /// When the kernel sent to it last.
+    /// When the kernel sent to it last, and when it last sent what was certainly not our own.
     used_at: Option<Instant>,
+    others_at: Option<Instant>,
     /// Packets of our own since the last look, and when the last one went.
     pub(super) own_sent: u64,
     pub(super) own_sent_at: Option<Instant>,
@@ -147,7 +153,9 @@ impl Peer {
             Use::At(at) => {
                 let known = std::mem::replace(&mut self.used_at, at);
                 let is_news = |at: &Instant| known.is_none_or(|known| *at > known + OWN_USE);
-                at.filter(|at| is_news(at) && !self.is_own_use(*at))
+                let news = at.filter(is_news);
+                self.others_at = news.filter(|at| !self.is_own_use(*at)).or(self.others_at);
+                news.filter(|at| self.others_at.is_some_and(|others| *at < others + HIDDEN_MAX))
             }
         };
         if let Some(at) = used {
@@ -159,7 +167,8 @@ impl Peer {
         }
     }
 
-    /// Whether what the kernel sent at this time was our own echo, or its answer to the peer's.
+    /// Whether what the kernel sent at this time may have been our own echo, or its answer to the
+    /// peer's.
     fn is_own_use(&self, at: Instant) -> bool {
         let is_own = self.own_sent_at.is_some_and(|own| own <= at + OWN_USE && at <= own + OWN_USE);
         let answer = self.noted.asked_us;

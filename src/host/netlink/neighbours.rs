@@ -25,6 +25,10 @@ const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 /// In which the kernel gives ages (`USER_HZ`): on every architecture that matters the same.
 const TICKS_PER_SECOND: u32 = 100;
 
+/// From a use to the answer that confirms the neighbour: five seconds of waiting for a sign of it,
+/// three in which it is asked (`delay_first_probe_time`, `ucast_solicit`), and two to spare.
+const ASKED_TICKS_MAX: u32 = 10 * TICKS_PER_SECOND;
+
 /// The permanent entries of both tables of a VXLAN device.
 pub async fn entries(link: &LinkId) -> Result<Vec<LinkEntry>> {
     let mut entries = Vec::new();
@@ -43,9 +47,7 @@ pub async fn hardware_addresses(index: u32) -> Result<BTreeMap<Ipv4Addr, MacAddr
 }
 
 /// When the kernel last sent to each address of a table of the link numbered `index`, as ages;
-/// `None` of entries that it only made. Of a neighbour whose hardware address is certain, it
-/// notes no use until it asks for it again; that answer it notes as use (Linux 6.18), so
-/// of the `known` ones it is none.
+/// `None` of entries that it only made. `known` are those that were listed before.
 pub async fn used(
     index: u32,
     table: EntryTable,
@@ -54,16 +56,29 @@ pub async fn used(
     let used = |message: &NeighbourMessage| {
         let times = find!(message.attributes, NeighbourAttribute::CacheInfo(times) => times)?;
         let to = destination(message)?;
-        let is_only_noted = match table {
-            EntryTable::Forwarding => times.used.abs_diff(times.updated) <= 1,
+        let ticks = match table {
+            EntryTable::Forwarding => {
+                (times.used.abs_diff(times.updated) > 1).then_some(times.used)
+            }
             EntryTable::Neighbours => {
-                known.contains(&to) && times.used.abs_diff(times.confirmed) <= 1
+                neighbour_used(times.used, times.confirmed, known.contains(&to))
             }
         };
-        let age = Duration::from_secs(times.used.into()) / TICKS_PER_SECOND;
-        Some((to, (!is_only_noted).then_some(age)))
+        Some((to, ticks.map(|ticks| Duration::from_secs(ticks.into()) / TICKS_PER_SECOND)))
     };
     Ok(list_entries(index, table).await?.iter().filter_map(used).collect())
+}
+
+/// How long ago a neighbour was used, from two ages of the kernel's. While its hardware address is
+/// certain the kernel notes no use, and then asks for it again; that answer it notes as use (Linux
+/// 6.18), so of a `known` one it is none. A TCP connection of this host to it keeps it certain:
+/// then nothing tells whether others use it as well, and to take it for used is the safe side.
+fn neighbour_used(used: u32, confirmed: u32, is_known: bool) -> Option<u32> {
+    if used > confirmed.saturating_add(ASKED_TICKS_MAX) {
+        Some(confirmed)
+    } else {
+        (!is_known || used.abs_diff(confirmed) > 1).then_some(used)
+    }
 }
 
 /// Those of one link: kernels list others, too.
@@ -170,6 +185,24 @@ fn destination(message: &NeighbourMessage) -> Option<Ipv4Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_use_of_a_neighbour_is_told_from_its_answers() {
+        for (used, confirmed, is_known, expected) in [
+            (20, 3000, true, Some(20)),
+            (2500, 2200, true, Some(2500)),
+            // Asked for on behalf of a packet, by the kernel itself, and for the first packet.
+            (1300, 500, true, Some(1300)),
+            (500, 500, true, None),
+            (500, 500, false, Some(500)),
+            // A connection of the host goes on, for minutes.
+            (12_000, 10, true, Some(10)),
+            (12_000, u32::MAX, true, Some(12_000)),
+        ] {
+            let ticks = neighbour_used(used, confirmed, is_known);
+            assert_eq!(ticks, expected, "{used}, {confirmed}, {is_known}");
+        }
+    }
 
     #[test]
     fn entries_that_lead_elsewhere_do_not_count() {

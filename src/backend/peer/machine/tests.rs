@@ -25,6 +25,12 @@ enum Plane {
     Times,
 }
 
+/// Echoes may keep themselves in use for so long: where the kernel tells when it sent last, they
+/// may have hidden packets of others.
+fn quiet_after(plane: Plane) -> u64 {
+    if plane == Plane::Counts { 61_000 } else { 361_000 }
+}
+
 const PLANES: [Plane; 2] = [Plane::Counts, Plane::Times];
 
 struct World {
@@ -288,7 +294,7 @@ fn echoes_end_with_the_use_and_keep_nothing_in_use() {
             world.lost_there = lost;
             world.pass(20_000);
             world.sends = 0;
-            world.pass(61_000);
+            world.pass(quiet_after(plane));
             let asks = world.asks;
             world.stays(&["idle"], 120_000);
             assert_eq!(world.asks, asks, "{plane:?}: nobody uses it, and it is asked");
@@ -338,7 +344,8 @@ fn two_that_talked_leave_each_other_in_peace() {
         }
         assert!(nodes.iter().all(|node| node.asks > 0), "{plane:?}: nobody was asked at all");
         let quiet_ms = nodes[0].at_ms - last_ask_ms;
-        assert!(quiet_ms > 18 * 60_000, "{plane:?}: an echo {quiet_ms} ms before the end");
+        let quiet_min_ms = 19 * 60_000 - quiet_after(plane);
+        assert!(quiet_ms > quiet_min_ms, "{plane:?}: an echo {quiet_ms} ms before the end");
         assert!(nodes.iter().all(|node| node.state() == PeerState::Idle));
     }
 }
@@ -350,6 +357,43 @@ fn one_that_asks_us_is_seen_to_be_used() {
         world.tell(Evidence::Asked);
         world.pass(5000);
         assert_eq!(world.state(), PeerState::Ok);
+    }
+}
+
+/// Where it asks us several times a second, the kernel's answers hide that pods send to it: over a
+/// path that loses many echoes, both sides ask that often for as long as it is used.
+#[test]
+fn a_use_that_echoes_hide_is_known_and_ends() {
+    for dates_for_ms in [u64::MAX, 5_000] {
+        let mut world = World::used(Plane::Times);
+        (world.lost_there, world.lost_back) = (15, 15);
+        world.becomes("lossy", 30_000);
+        for at in 0..20 * 60 * 5 {
+            world.sends = 0;
+            // A packet soon behind the last echoes. Of a neighbour use is dated for five seconds of
+            // fifty.
+            if world.at_ms % 50_000 < dates_for_ms {
+                world.used_ms = Some(world.at_ms + world.random.u64(0..70));
+            }
+            world.tick();
+            if world.passes(30) {
+                world.tell(Evidence::Asked);
+            }
+            assert_ne!(world.state(), PeerState::Idle, "after {at} ticks, {dates_for_ms}");
+        }
+        (world.sends, world.hears) = (0, 0);
+        let ask_and_answer = |world: &mut World| {
+            world.tick();
+            if world.machine.is_waiting(world.now()) {
+                world.used_ms = Some(world.at_ms);
+                world.tell(Evidence::Asked);
+            }
+        };
+        (0..7 * 60 * 5).for_each(|_| ask_and_answer(&mut world));
+        assert_eq!(world.state(), PeerState::Idle, "nobody but the daemons keeps it in use");
+        let before = world.asks;
+        (0..5 * 60 * 5).for_each(|_| ask_and_answer(&mut world));
+        assert_eq!(world.asks, before);
     }
 }
 
