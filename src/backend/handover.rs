@@ -19,14 +19,25 @@ pub struct Handover(Arc<Shared>);
 struct Shared {
     inherited: Mutex<Option<Vec<OwnedFd>>>,
     has_inherited: bool,
-    /// Whether that is of a weftd whose workers carry packets with it. If not, the service manager
-    /// or this very process has given it, and lets go of what is of no use.
-    is_shared: bool,
+    owner: Owner,
     offered: watch::Sender<Offered>,
     is_carrying: watch::Sender<bool>,
+    is_alone: watch::Sender<bool>,
     is_leaving: AtomicBool,
     /// Workers that have outlived their tunnel.
     lingering: Mutex<Vec<Worker>>,
+}
+
+/// Who has what a weftd was started with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Owner {
+    /// The service manager, or this very process: lets go of what is of no use.
+    #[default]
+    Keeper,
+    /// A weftd whose workers carry packets with it, and which goes on if it can't be used.
+    Running,
+    /// Such a weftd, which is to end in any case: whoever runs both has replaced it.
+    Replaced,
 }
 
 /// What the next weftd could go on with.
@@ -37,6 +48,8 @@ pub enum Offered {
     Inherited,
     /// Nothing, and what this one was started with is of no use.
     Nothing,
+    /// Nothing either, because the kernel carries the packets: only this one's place.
+    Place,
     /// The tunnel's queues and sockets.
     Tunnel(Arc<Vec<OwnedFd>>),
 }
@@ -48,13 +61,13 @@ impl fmt::Debug for Handover {
 }
 
 impl Handover {
-    /// For a start that goes on with these descriptors, if they suit it; or fails, if they are
-    /// `shared` with a weftd that runs.
-    pub fn new(descriptors: Vec<OwnedFd>, is_shared: bool) -> Self {
+    /// For a start that goes on with these descriptors, if they suit it. If not, it fails where a
+    /// weftd is [`Owner::Running`] with them, and makes others where it may.
+    pub fn new(descriptors: Vec<OwnedFd>, owner: Owner) -> Self {
         let has_inherited = !descriptors.is_empty();
         let inherited = Mutex::new(has_inherited.then_some(descriptors));
-        let is_shared = is_shared && has_inherited;
-        Self(Arc::new(Shared { inherited, has_inherited, is_shared, ..Shared::default() }))
+        let owner = if has_inherited { owner } else { Owner::Keeper };
+        Self(Arc::new(Shared { inherited, has_inherited, owner, ..Shared::default() }))
     }
 
     /// What the next weftd could go on with, and each change of it.
@@ -66,6 +79,11 @@ impl Handover {
     pub async fn carrying(&self) {
         // The sender lives as long as this.
         self.0.is_carrying.subscribe().wait_for(|is| *is).await.ok();
+    }
+
+    /// The weftd that has handed over has let go of everything.
+    pub fn is_alone(&self) {
+        self.0.is_alone.send_replace(true);
     }
 
     /// From here on the workers outlive their tunnel.
@@ -80,7 +98,7 @@ impl Handover {
 
     /// Whether another weftd waits until packets are carried here, and goes on if they never are.
     pub fn is_awaited(&self) -> bool {
-        self.0.is_shared && !*self.0.is_carrying.borrow()
+        self.0.owner != Owner::Keeper && !*self.0.is_carrying.borrow()
     }
 
     /// The next weftd did not come, or the control plane panicked: another start of this process is
@@ -107,18 +125,23 @@ impl Handover {
             Offered::Tunnel(tunnel) => {
                 tunnel.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>().map(Some)
             }
-            Offered::Inherited | Offered::Nothing => Ok(None),
+            Offered::Inherited | Offered::Nothing | Offered::Place => Ok(None),
         }
     }
 
-    /// Closes what this weftd was started with, if anything. False, and nothing is touched, if a
-    /// weftd that runs carries packets with it.
+    /// Closes what this weftd was started with, if anything, and waits until its owner has closed
+    /// it, too. False, and nothing is touched, if that is a weftd that may go on with it.
     #[must_use]
-    pub(super) fn refuse(&self) -> bool {
-        if self.0.is_shared {
+    pub(super) async fn refuse(&self) -> bool {
+        if self.0.owner == Owner::Running {
             return false;
         }
         drop(lock(&self.0.inherited).take());
+        if self.0.owner == Owner::Replaced {
+            self.is_carrying();
+            // The sender lives as long as this.
+            self.0.is_alone.subscribe().wait_for(|is| *is).await.ok();
+        }
         self.end_workers();
         if self.0.has_inherited {
             self.0.offered.send_replace(Offered::Nothing);
@@ -132,6 +155,11 @@ impl Handover {
             true => Offered::Nothing,
             false => Offered::Tunnel(Arc::new(descriptors)),
         });
+    }
+
+    /// There is no tunnel, and no need of one.
+    pub(super) fn offer_place(&self) {
+        self.0.offered.send_replace(Offered::Place);
     }
 
     /// Packets are carried by the store's leases.

@@ -55,7 +55,7 @@ impl BackendSettings {
         former: Option<&LeaseAttributes>,
     ) -> Result<Prepared, StartError> {
         if self.kind().carried_by() != CarriedBy::Workers {
-            if !claim.handover.refuse() {
+            if !claim.handover.refuse().await {
                 let reason = "the network configuration has another Backend now".to_owned();
                 return Err(StartError::TakeOver { reason });
             }
@@ -94,6 +94,7 @@ impl Prepared {
             udp::remove_leftovers(network).await?;
         }
         if !is_udp {
+            setup.handover.offer_place();
             setup.handover.is_carrying();
         }
         Ok(match self.reserved {

@@ -16,39 +16,59 @@ const OPEN_ATTEMPTS_MAX: u32 = 16;
 /// A locked file. Dropping it gives the lock back at once, although closing the file might not: a
 /// child process between fork(2) and execve(2) has the descriptor as well.
 #[derive(Debug)]
-pub struct LockFile(File);
+pub struct LockFile {
+    file: File,
+    is_left: bool,
+}
 
 impl LockFile {
+    fn new(file: File) -> Self {
+        Self { file, is_left: false }
+    }
+
     /// Goes on with the lock on the file at `path`, which another process has handed over; `None`
     /// if `file` is another one, or somebody else has its lock by now.
     pub fn inherit(file: OwnedFd, path: &Path) -> Option<Self> {
         let file = File::from(file);
         let is_ours = is_still_at(&file, path) && file.try_lock().is_ok();
-        is_ours.then(|| Self(file))
+        is_ours.then(|| Self::new(file))
     }
 
     /// The same lock, for another process: it lasts until one of the two gives it back, or both
     /// have ended.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
-        Ok(self.0.try_clone()?.into())
+        Ok(self.file.try_clone()?.into())
     }
 
     /// Locks the file again if the process that was to go on with the lock has given it back; false
     /// if somebody else has it.
     pub fn lock_again(&self) -> io::Result<bool> {
-        is_free(self.0.try_lock())
+        is_free(self.file.try_lock())
+    }
+
+    /// The process that has the duplicate has the lock from now on: dropping this one only closes
+    /// the file.
+    pub fn leave(&mut self) {
+        self.is_left = true;
+    }
+
+    /// Whether it is another process's.
+    pub fn is_left(&self) -> bool {
+        self.is_left
     }
 
     /// Makes `content` what the file says, for whoever finds it locked.
     pub fn write(&self, content: &[u8]) -> io::Result<()> {
-        self.0.set_len(0)?;
-        self.0.write_all_at(content, 0)
+        self.file.set_len(0)?;
+        self.file.write_all_at(content, 0)
     }
 }
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        if let Err(error) = self.0.unlock() {
+        if !self.is_left
+            && let Err(error) = self.file.unlock()
+        {
             tracing::debug!("cannot unlock a file that is about to be closed: {error}");
         }
     }
@@ -71,7 +91,7 @@ pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
             continue;
         }
         if is_private(Access::of(&file.metadata()?), || made_beside(path)) {
-            return Ok(Some(LockFile(file)));
+            return Ok(Some(LockFile::new(file)));
         }
         fs::remove_file(path)?;
     }
@@ -158,7 +178,7 @@ mod tests {
             set_mode(&path, loose);
             let file = try_lock(&path).unwrap().unwrap();
             assert_eq!(mode(&path), 0o600, "a file of mode {loose:o} stays as it is");
-            assert!(is_still_at(&file.0, &path));
+            assert!(is_still_at(&file.file, &path));
             assert!(try_lock(&path).unwrap().is_none(), "locked twice");
         }
     }
@@ -186,7 +206,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let lock = try_lock(&path).unwrap().unwrap();
-        let inherited = lock.0.try_clone().unwrap();
+        let inherited = lock.file.try_clone().unwrap();
         drop(lock);
         assert!(try_lock(&path).unwrap().is_some(), "the lock outlives its holder");
         drop(inherited);
@@ -196,7 +216,7 @@ mod tests {
     fn a_lock_goes_from_one_holder_to_the_next() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
-        let first = try_lock(&path).unwrap().unwrap();
+        let mut first = try_lock(&path).unwrap().unwrap();
         let handed = || first.duplicate().unwrap();
         assert!(LockFile::inherit(handed(), &directory.path().join("other")).is_none());
         assert!(try_lock(&path).unwrap().is_none(), "refusing it gave it back");
@@ -206,11 +226,12 @@ mod tests {
         drop(second);
         assert!(first.lock_again().unwrap());
         let second = LockFile::inherit(handed(), &path).unwrap();
-        std::mem::forget(first);
+        first.leave();
+        drop(first);
         assert!(try_lock(&path).unwrap().is_none(), "the first one took it along");
         drop(second);
         let third = try_lock(&path).unwrap().unwrap();
-        assert!(!LockFile(open(&path).unwrap()).lock_again().unwrap(), "locked twice");
+        assert!(!LockFile::new(open(&path).unwrap()).lock_again().unwrap(), "locked twice");
         drop(third);
     }
 

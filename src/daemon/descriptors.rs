@@ -66,7 +66,7 @@ fn store(offer: &Offered, is_stored: &mut bool) -> std::io::Result<()> {
     let remove = || notify::send(&format!("FDSTOREREMOVE=1\nFDNAME={NAME}"), &[]);
     match offer {
         Offered::Inherited => Ok(()),
-        Offered::Nothing => {
+        Offered::Nothing | Offered::Place => {
             *is_stored = false;
             remove()
         }

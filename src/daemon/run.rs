@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-use crate::backend::handover::{Handover, Offered};
+use crate::backend::handover::{Handover, Offered, Owner};
 use crate::backend::running::Backend;
 use crate::backend::status::PlaneState;
 use crate::config::options::Options;
@@ -77,18 +77,22 @@ pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> Exi
 
 /// Starts with the tunnel that the service manager has `passed`, or that the running weftd hands
 /// over if `--take-over` is given. If a successor asks for the tunnel and then fails, or after a
-/// panic, the control plane starts again with the tunnel that it has.
+/// panic, the control plane starts again with the tunnel that it has; if a successor of a container
+/// has gone on and ends, with a new one.
 async fn until_ended(
     options: &Options,
     timing: Timing,
     passed: Vec<OwnedFd>,
 ) -> anyhow::Result<ExitCode> {
-    let (mut handover, mut predecessor) = (Handover::new(passed, false), None);
-    let (lock, manager, former) = (RefCell::new(None), OnceCell::new(), RefCell::new(None));
+    let (mut handover, mut predecessor) = (Handover::new(passed, Owner::Keeper), None);
+    let is_in_container = take_over::is_in_container();
+    let lock = RefCell::new(None);
+    let (mut manager, mut former) = (OnceCell::new(), RefCell::new(None));
     if options.take_over
         && let Some(taken) = take_over::ask(&options.status_socket).await?
     {
-        handover = Handover::new(taken.tunnel, true);
+        let owner = if is_in_container { Owner::Replaced } else { Owner::Running };
+        handover = Handover::new(taken.tunnel, owner);
         predecessor = Some(taken.predecessor);
         let inherit = |file| DaemonLock::inherit(file, &options.subnet_file);
         *lock.borrow_mut() = taken.lock.and_then(inherit);
@@ -103,11 +107,23 @@ async fn until_ended(
         let running = until_stopped(&run, stop.as_mut(), predecessor.take(), asked);
         match contain::unless_it_panics(running).await {
             Some(Outcome::Exit(code)) => return Ok(code),
-            Some(Outcome::HandOver(successor)) => {
-                let Err(error) = hand_over(successor, &handover, &lock, stop.as_mut()).await else {
-                    return Ok(ExitCode::SUCCESS);
-                };
-                error!("the weftd that was to take over failed: {error:#}");
+            Some(Outcome::HandOver(mut successor)) => {
+                match hand_over(&mut successor, &handover, &lock, stop.as_mut()).await {
+                    Ok(is_taken) => {
+                        // Another weftd is the node now, so what was known is of no use.
+                        (handover, manager, former) = Default::default();
+                        // Sees that everything is closed.
+                        drop(successor);
+                        if !(is_taken && is_in_container) {
+                            return Ok(ExitCode::SUCCESS);
+                        }
+                        let standing = take_over::stand_by(&options.subnet_file, stop.as_mut());
+                        let Some(own) = standing.await else { return Ok(ExitCode::SUCCESS) };
+                        *lock.borrow_mut() = Some(own);
+                        continue;
+                    }
+                    Err(error) => error!("the weftd that was to take over failed: {error:#}"),
+                }
             }
             // Its predecessor still waits to hear that this one carries packets, and goes on.
             None if handover.is_awaited() => return Ok(ExitCode::FAILURE),
@@ -128,29 +144,36 @@ async fn until_ended(
 }
 
 /// Sends the tunnel's descriptors and the lock to `successor`. The workers go on until those of the
-/// successor carry packets, or this process is stopped.
+/// successor carry packets, or this process is stopped, which gives false.
 async fn hand_over(
-    successor: Successor,
+    successor: &mut Successor,
     handover: &Handover,
     lock: &RefCell<Option<DaemonLock>>,
     stop: Pin<&mut impl Future<Output = ()>>,
-) -> anyhow::Result<()> {
-    let Offered::Tunnel(descriptors) = handover.offered().borrow().clone() else {
-        bail!("the tunnel was being made again; try again");
+) -> anyhow::Result<bool> {
+    let descriptors = match handover.offered().borrow().clone() {
+        Offered::Tunnel(descriptors) => descriptors,
+        Offered::Place => Arc::default(),
+        Offered::Inherited | Offered::Nothing => {
+            bail!("the tunnel was being made again; try again")
+        }
     };
     let lock_file = lock.borrow().as_ref().map(DaemonLock::duplicate).transpose()?;
     info!("handing the tunnel over to a weftd that starts with --take-over");
-    tokio::select! {
-        taken = successor.takes(lock_file, &descriptors) => taken?,
+    let is_taken = tokio::select! {
+        taken = successor.takes(lock_file, &descriptors) => {
+            taken?;
+            true
+        }
         never = notify::keep_watchdog(|| None) => match never {},
-        () = stop => {}
-    }
+        () = stop => false,
+    };
     handover.end_workers();
     if let Some(lock) = lock.take() {
         lock.leave();
     }
     info!("Exiting cleanly... (the other weftd goes on)");
-    Ok(())
+    Ok(is_taken)
 }
 
 /// How a run of the control plane ends.
@@ -296,7 +319,7 @@ async fn work(
     previous: &Previous,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Run { options, kept: Kept { handover, former, .. }, readiness, .. } = run;
+    let Run { options, kept: Kept { handover, former, .. }, .. } = run;
     let before = former.borrow().clone();
     let start = Start { options, manager, previous, handover };
     let Started { plan, interface, held, guard, backend } = start.start(before.as_ref()).await?;
@@ -338,7 +361,7 @@ async fn work(
     info!("Running backend.");
     notify::ready();
     let limits = limits::keep(plan.settings.kind(), options, rule_state.clone(), writer.state());
-    let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
+    let ready = keep_readiness(run, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
     let keep_cache = cache.clone().map(|cache| cache.keep(manager.known()));
@@ -383,9 +406,10 @@ fn cache_writer(
     })
 }
 
-/// `/readyz` is green while the subnet file is written and the plane is up, and rules were set.
+/// `/readyz` is green while the subnet file is written and the plane is up, and rules were set; and
+/// not before the weftd that has handed over is needed no more.
 async fn keep_readiness(
-    readiness: &Readiness,
+    run: &Run<'_>,
     manager: &SubnetManager,
     mut subnet_file: watch::Receiver<status::SubnetFile>,
     mut plane: watch::Receiver<PlaneState>,
@@ -393,10 +417,13 @@ async fn keep_readiness(
 ) -> Infallible {
     // If the start fails, the sender is dropped, and this future with it.
     rules.wait_for(|rules| rules.settled).await.ok();
+    if run.kept.handover.is_awaited() {
+        run.kept.handover.carrying().await;
+    }
     let mut was_ready = false;
     loop {
         let is_ready = subnet_file.borrow_and_update().written && plane.borrow_and_update().is_up;
-        readiness.set(is_ready);
+        run.readiness.set(is_ready);
         if is_ready && !was_ready {
             info!("flannel is ready");
             manager.network_is_up();

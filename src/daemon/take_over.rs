@@ -4,8 +4,11 @@
 //! packets, however long that takes: the new one may have to wait for the store. If it ends before,
 //! the old one starts again.
 //!
+//! Where the kernel carries the packets, the control plane is all that there is to take over.
+//!
 //! On the socket: a byte from the new weftd, for who says nothing asks for nothing; the descriptors
-//! with one byte; a last byte from the new one, once it carries packets.
+//! with one byte; a last byte from the new one, once it carries packets. The old one closes the
+//! connection when it has closed everything else.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -13,7 +16,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -31,6 +34,7 @@ use crate::backend::handover::{Handover, Offered};
 use crate::config::options::NEXT_SOCKET_SUFFIX;
 use crate::daemon::notify::{AT_ONCE_MAX, send_with};
 use crate::daemon::status::PrivateSocket;
+use crate::host::lock::DaemonLock;
 
 /// How long the new weftd waits for the descriptors: the running one may have to tell a slow store
 /// that it leaves.
@@ -39,6 +43,10 @@ const HAND_OVER_MAX: Duration = Duration::from_secs(30);
 const ASK_MAX: Duration = Duration::from_secs(1);
 /// How long a running one that was killed may take to end.
 const END_MAX_SECONDS: i64 = 3;
+/// How long the one that has handed over may take to close everything.
+const LET_GO_MAX: Duration = Duration::from_secs(5);
+/// Between two looks at the lock of the other weftd.
+const STAND_BY_LOOK: Duration = Duration::from_secs(1);
 /// After which the running one says that it still waits for the new one to carry packets.
 const START_USUAL: Duration = Duration::from_secs(60);
 
@@ -135,7 +143,7 @@ async fn receive(stream: &UnixStream) -> anyhow::Result<(Option<OwnedFd>, Vec<Ow
     ensure!(received.bytes == 1, "it has ended");
     let is_whole = !received.flags.contains(ReturnFlags::CTRUNC);
     ensure!(is_whole, "this process may not open so many files");
-    ensure!(byte != NOTHING, "no tunnel of the udp backend runs there");
+    ensure!(byte != NOTHING, "it is just starting itself, or makes its tunnel again; try again");
     let lock = (byte == LOCKED && !descriptors.is_empty()).then(|| descriptors.remove(0));
     Ok((lock, descriptors))
 }
@@ -143,12 +151,42 @@ async fn receive(stream: &UnixStream) -> anyhow::Result<(Option<OwnedFd>, Vec<Ow
 /// Lets the weftd that has handed over end, once this one carries packets.
 pub(super) async fn release(predecessor: Option<Predecessor>, handover: &Handover) -> Infallible {
     handover.carrying().await;
-    if let Some(Predecessor(mut stream)) = predecessor
-        && let Err(error) = stream.write_u8(RUNNING).await
-    {
-        info!("the weftd that has handed over has ended before it was told to: {error}");
+    if let Some(Predecessor(mut stream)) = predecessor {
+        match stream.write_u8(RUNNING).await {
+            // It says nothing more.
+            Ok(()) => drop(timeout(LET_GO_MAX, stream.read_u8()).await),
+            Err(error) => {
+                info!("the weftd that has handed over has ended before it was told to: {error}");
+            }
+        }
     }
+    handover.is_alone();
     pending().await
+}
+
+/// Whether this process is the first of its container: the runtime would start it again if it
+/// ended, and that one would take the tunnel back.
+pub(super) fn is_in_container() -> bool {
+    std::process::id() == 1
+}
+
+/// Waits until this process is stopped, or until the weftd that has taken over has ended: then this
+/// one has its lock.
+pub(super) async fn stand_by(
+    subnet_file: &Path,
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+) -> Option<DaemonLock> {
+    info!("standing by until this container is stopped, or the other weftd ends");
+    loop {
+        tokio::select! {
+            () = stop.as_mut() => return None,
+            () = sleep(STAND_BY_LOOK) => {}
+        }
+        if let Ok(lock) = DaemonLock::acquire(subnet_file) {
+            warn!("the weftd that had taken over has ended, so this one goes on");
+            return Some(lock);
+        }
+    }
 }
 
 /// A starting weftd that has asked for the tunnel.
@@ -169,7 +207,7 @@ pub(super) async fn answer(
         if !matches!(timeout(ASK_MAX, stream.read_u8()).await, Ok(Ok(GO))) {
             continue;
         }
-        if matches!(*offered.borrow(), Offered::Tunnel(_)) {
+        if matches!(*offered.borrow(), Offered::Tunnel(_) | Offered::Place) {
             // A second one comes too late, and sees its connection end.
             successors.try_send(Successor(stream)).ok();
         } else {
@@ -179,9 +217,10 @@ pub(super) async fn answer(
 }
 
 impl Successor {
-    /// Hands over, and waits until the new weftd carries packets.
+    /// Hands over, and waits until the new weftd carries packets. Drop it once all that was handed
+    /// over is closed here.
     pub(super) async fn takes(
-        mut self,
+        &mut self,
         lock: Option<OwnedFd>,
         tunnel: &[OwnedFd],
     ) -> anyhow::Result<()> {

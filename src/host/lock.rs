@@ -111,9 +111,8 @@ impl DaemonLock {
     }
 
     /// Leaves the lock to the daemon that has its duplicate.
-    pub fn leave(self) {
-        // Its end would empty the file, and give the lock back for both.
-        std::mem::forget(self);
+    pub fn leave(mut self) {
+        self.file.leave();
     }
 
     fn write_pid(&self) -> Result<(), LockError> {
@@ -125,9 +124,12 @@ impl DaemonLock {
 
 impl Drop for DaemonLock {
     /// Empties the file, so that no stale pid is read. The file itself stays: were it removed,
-    /// another daemon could lock a new one of that name while this one still ends.
+    /// another daemon could lock a new one of that name while this one still ends. One that is left
+    /// to another daemon says that one's.
     fn drop(&mut self) {
-        if let Err(error) = self.file.write(b"") {
+        if !self.file.is_left()
+            && let Err(error) = self.file.write(b"")
+        {
             tracing::debug!("cannot empty {}: {error}", self.path.display());
         }
     }

@@ -17,9 +17,9 @@ const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 const EXIT_CODES: &str = "\
 Exit codes:
   0  all is well, or done
-  1  status: the node is degraded or not ready; peers: one is silent or not set up; ping: packets
-     are lost, or do not pass; cluster: one of these; check: one failed; explain: the packet does
-     not go
+  1  status: the node is degraded or not ready; ready: it is not; peers: one is silent or not set
+     up; ping: packets are lost, or do not pass; cluster: one of these; check: one failed; explain:
+     the packet does not go
   2  weftd does not answer, the arguments are wrong, or what was asked for failed";
 
 /// Asks a running weftd about itself and its overlay network, and cleans up after it.
@@ -41,6 +41,9 @@ pub(super) enum Command {
         #[arg(short, long)]
         watch: bool,
     },
+    /// Whether this container's weftd, or this host's, does its work: what a readiness probe asks.
+    /// Pods of two versions on one node share the socket, and only one of them answers there.
+    Ready(Daemon),
     /// A row for each other node: whether it can be heard, its round trip, path MTU and packets.
     Peers(Answered),
     /// All nodes in one table: lease, backend, and whether host and overlay answer this one, with

@@ -36,8 +36,8 @@ use serde::Serialize;
 use crate::control::clock::unix_seconds;
 use crate::status::{Config, Peer, Peers, State, Status};
 
-use self::arguments::{Answered, Arguments, Command, Output, PingArguments, Question};
-use self::ask::{ask, page};
+use self::arguments::{Answered, Arguments, Command, Daemon, Output, PingArguments, Question};
+use self::ask::{ask, page, pid_behind};
 use self::style::{Style, print};
 
 /// Exit code for a node that isn't as it should be.
@@ -82,6 +82,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
     let text = match command {
         Command::Status { answered, watch: true } => return watch(&answered),
         Command::Status { answered, watch: false } => return status(&answered, false),
+        Command::Ready(daemon) => return ready(&daemon),
         Command::Peers(answered) => return peers(&answered),
         Command::Cluster(answered) => return cluster(&answered),
         Command::Ping(arguments) => return ping(&arguments),
@@ -127,6 +128,20 @@ fn status(answered: &Answered, is_watched: bool) -> anyhow::Result<(String, u8)>
     shown(answered, answer, is_well, |style| status::render(&status, unix_seconds(), style))
 }
 
+/// What `/readyz` says, of the weftd of this container only.
+fn ready(daemon: &Daemon) -> anyhow::Result<(String, u8)> {
+    if pid_behind(&daemon.socket)?.is_none() {
+        let text = "not ready: the weftd of another container answers, because this container's \
+                    has not taken over\n";
+        return Ok((text.to_owned(), EXIT_DEGRADED));
+    }
+    let (_, status): (_, Status) = ask(&daemon.socket, "/status")?;
+    Ok(match status.ready {
+        true => ("ready\n".to_owned(), 0),
+        false => (format!("not ready: {}\n", status.verdict.texts().join("; ")), EXIT_DEGRADED),
+    })
+}
+
 /// Status again and again; a daemon that does not answer may come back.
 fn watch(arguments: &Answered) -> anyhow::Result<(String, u8)> {
     let is_screen = arguments.output.is_none() && io::stdout().is_terminal();
@@ -166,7 +181,7 @@ fn cluster(answered: &Answered) -> anyhow::Result<(String, u8)> {
 
 fn explain(question: Question, answered: &Answered) -> anyhow::Result<(String, u8)> {
     let (status, peers) = status_and_peers(answered)?;
-    let pid = ask::pid_behind(&answered.daemon.socket).ok().flatten();
+    let pid = pid_behind(&answered.daemon.socket).ok().flatten();
     let is_here = pid.and_then(ask::shares_network) != Some(false);
     let answer = explain::run(question, &status, &peers, is_here)?;
     shown(answered, &answer, answer.goes, |style| explain::render(&answer, style))

@@ -13,6 +13,7 @@ use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
 use crate::support::status::Status;
 
+const WEFT: &str = env!("CARGO_BIN_EXE_weft");
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts a weftd on host 0 that takes over from the one there, and waits for that one's end.
@@ -163,8 +164,8 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
             let mut third = overlay.weftd(0, &[flag]);
             assert!(!third.wait(PATIENCE).success());
             let pid = next.pid().as_raw_nonzero().to_string();
-            // The next one's lock is in the way, or it has no tunnel of the udp backend to give.
-            let told = third.complaints(&format!("pid {pid} ")) + third.complaints("udp");
+            // The next one's lock is in the way, or it has nothing to give yet.
+            let told = third.complaints(&format!("pid {pid} ")) + third.complaints("sock.next");
             assert!(told > 0, "{}", third.output());
         }
         // It goes, and the first one is back; then it waits until the end.
@@ -193,15 +194,160 @@ fn a_predecessor_that_is_killed_leaves_its_successor() {
 }
 
 #[test]
-fn a_take_over_from_nobody_or_from_another_backend() {
+fn a_take_over_from_nobody_or_where_the_kernel_carries() {
     let config = CONFIG.replace("udp", "vxlan");
     let mut overlay = Overlay::start_with(&config, [&["--take-over"], &[]]);
     let text = overlay.daemons[0].output();
     assert!(text.contains("ordinary start"), "{text}");
-    let mut next = overlay.weftd(0, &["--take-over"]);
-    assert!(!next.wait(PATIENCE).success());
-    assert!(next.complaints("udp") > 0, "{}", next.output());
+    let made = device_index(&overlay.lab.hosts[0], "flannel.1");
+    under_traffic(&mut overlay, 1000, |overlay| {
+        take_over(overlay, &[]);
+        wait_until(PATIENCE, "the next one is ready", || is_ready(overlay));
+    });
+    assert!(made.is_some() && device_index(&overlay.lab.hosts[0], "flannel.1") == made);
+}
+
+/// One that fails is not the end of the control plane where the kernel carries the packets.
+#[test]
+fn a_failed_take_over_where_the_kernel_carries() {
+    let config = CONFIG.replace("udp", "host-gw");
+    let mut overlay = Overlay::start_with(&config, [&[], &[]]);
+    let flags = ["--take-over", "--healthz-ip=203.0.113.1", "--healthz-port=8471"];
+    let mut next = overlay.weftd(0, &flags);
+    assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+    wait_until(PATIENCE, "the first weftd is back", || is_ready(&overlay));
     assert!(overlay.daemons[0].ended().is_none());
+    take_over(&mut overlay, &[]);
+}
+
+/// A weftd that is the first process of its container, and beside it others of other containers.
+struct Contained(Process);
+
+impl Contained {
+    fn start(overlay: &Overlay, arguments: &[&str]) -> Self {
+        let place = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
+        let directory = overlay.dir(0);
+        let flags = [
+            place("local-store", overlay.files().join("store")),
+            place("subnet-file", directory.join("subnet.env")),
+            place("status-socket", directory.join("weft.sock")),
+        ];
+        let mut argv = vec!["unshare", "--pid", "--fork", "--kill-child", WEFTD];
+        argv.extend(flags.iter().map(String::as_str));
+        argv.extend(["--iface=wire0", "--iptables-forward-rules=false", "--take-over"]);
+        argv.extend(arguments);
+        Self(overlay.lab.hosts[0].spawn(&argv))
+    }
+
+    /// Its number out here.
+    fn pid(&self) -> Option<Pid> {
+        let unshare = self.0.pid().as_raw_nonzero();
+        let children = fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children"));
+        children.ok()?.trim().parse().ok().and_then(Pid::from_raw)
+    }
+
+    /// What the readiness probe of its container would hear.
+    fn is_ready(&self, overlay: &Overlay) -> bool {
+        let Some(pid) = self.pid() else { return false };
+        let socket = format!("--socket={}", overlay.dir(0).join("weft.sock").display());
+        let target = format!("--target={}", pid.as_raw_nonzero());
+        overlay.lab.hosts[0].succeeds(&["nsenter", &target, "--pid", WEFT, "ready", &socket])
+    }
+
+    fn stop(mut self, signal: Signal) -> (bool, String) {
+        kill_process(self.pid().expect("it runs"), signal).expect("it runs");
+        (self.0.wait(PATIENCE).success(), self.0.output())
+    }
+}
+
+/// Containers of one node that follow each other, as an update of a DaemonSet with surge has them.
+fn containers_follow_each_other(config: &str, arguments: &[&str], rate: u64) {
+    let mut overlay = Overlay::start_with(config, [&["--fast-path=off"], &["--fast-path=off"]]);
+    let mut first = Contained::start(&overlay, arguments);
+    overlay.daemons[0].wait(PATIENCE);
+    wait_until(PATIENCE, "the first container is ready", || first.is_ready(&overlay));
+    under_traffic(&mut overlay, rate, |overlay| {
+        for _ in 0..2 {
+            let next = Contained::start(overlay, arguments);
+            wait_until(PATIENCE, "the next container is ready", || next.is_ready(overlay));
+            assert!(!first.is_ready(overlay), "it has handed over");
+            assert!(first.0.ended().is_none(), "the runtime would start it again");
+            let (is_well, output) = std::mem::replace(&mut first, next).stop(Signal::TERM);
+            assert!(is_well && output.contains("standing by"), "{output}");
+        }
+    });
+    // Where the newer one ends first, the older one goes on.
+    let next = Contained::start(&overlay, arguments);
+    wait_until(PATIENCE, "the next container is ready", || next.is_ready(&overlay));
+    next.stop(Signal::KILL);
+    wait_until(PATIENCE, "the older one goes on", || first.is_ready(&overlay));
+    wait_until(PATIENCE, "it knows its peer", || is_ready(&overlay));
+    overlay.traffic_resumes(PATIENCE, "the newer one's end");
+    assert!(first.stop(Signal::TERM).0);
+}
+
+#[test]
+fn containers_of_workers_follow_each_other() {
+    containers_follow_each_other(CONFIG, &["--fast-path=off"], 1000);
+}
+
+#[test]
+fn containers_follow_each_other_where_the_kernel_carries() {
+    containers_follow_each_other(&CONFIG.replace("udp", "vxlan"), &[], 1000);
+}
+
+/// What a container's weftd does after a take-over: it goes on with what it had if that failed, and
+/// starts anew if another one was the node meanwhile.
+#[test]
+fn a_container_goes_on_after_a_take_over_that_failed_or_ended() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
+    let first = Contained::start(&overlay, &["--fast-path=off"]);
+    overlay.daemons[0].wait(PATIENCE);
+    wait_until(PATIENCE, "the first container is ready", || first.is_ready(&overlay));
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let config = overlay.files().join("store/config");
+    let set = |text: &str| fs::write(&config, text).expect("a file of the test");
+    under_traffic(&mut overlay, 1000, |overlay| {
+        set(&CONFIG.replace("udp", "wireguard"));
+        let mut next = Contained::start(overlay, &["--fast-path=off"]);
+        assert!(!next.0.wait(PATIENCE).success(), "{}", next.0.output());
+        wait_until(PATIENCE, "the first one goes on", || first.is_ready(overlay));
+        set(CONFIG);
+    });
+    assert!(made.is_some() && device_index(&overlay.lab.hosts[0], "flannel0") == made);
+    set(&CONFIG.replace("udp", "host-gw"));
+    let next = Contained::start(&overlay, &[]);
+    wait_until(PATIENCE, "the next container is ready", || next.is_ready(&overlay));
+    next.stop(Signal::KILL);
+    wait_until(PATIENCE, "the first one is the node again", || first.is_ready(&overlay));
+    let status = Status::try_of(&overlay.dir(0)).expect("it is ready");
+    assert_eq!(status.0["backend"]["kind"], "host-gw", "{}", status.0);
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), None, "{}", first.0.output());
+    assert!(first.stop(Signal::TERM).0);
+}
+
+/// What a weftd on a host would refuse of the running one, a container makes anew.
+#[test]
+fn a_container_replaces_a_tunnel_that_does_not_suit_it() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
+    let mut first = Contained::start(&overlay, &["--fast-path=off", "--workers=1"]);
+    overlay.daemons[0].wait(PATIENCE);
+    wait_until(PATIENCE, "the first container is ready", || first.is_ready(&overlay));
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let next = Contained::start(&overlay, &["--fast-path=off", "--workers=2"]);
+    wait_until(PATIENCE, "the next container is ready", || next.is_ready(&overlay));
+    let now = device_index(&overlay.lab.hosts[0], "flannel0");
+    assert!(now.is_some() && now != made, "{}", next.0.output());
+    let (is_well, output) = std::mem::replace(&mut first, next).stop(Signal::TERM);
+    assert!(is_well, "{output}");
+    overlay.traffic_resumes(PATIENCE, "another number of workers");
+    // Another backend needs no tunnel at all.
+    fs::write(overlay.files().join("store/config"), CONFIG.replace("udp", "host-gw"))
+        .expect("a file of the test");
+    let next = Contained::start(&overlay, &[]);
+    wait_until(PATIENCE, "the next container is ready", || next.is_ready(&overlay));
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), None, "{}", next.0.output());
+    assert!(first.stop(Signal::TERM).0 && next.stop(Signal::TERM).0);
 }
 
 /// Starts its arguments again whenever they end, with the descriptors that they have stored.

@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 500, 4100),
-    ("backend", 5440, 53200),
+    ("backend", 5450, 53300),
     ("bin", 10, 200),
-    ("config", 1730, 16300),
-    ("daemon", 3460, 34900),
+    ("config", 1740, 16400),
+    ("daemon", 3510, 35300),
     ("control", 5280, 52500),
     ("device", 420, 4500),
     ("engine", 1660, 15100),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 340, 3200),
     ("status", 590, 4200),
     ("sys", 1160, 11700),
-    ("tool", 4430, 47200),
+    ("tool", 4440, 47200),
 ];
 
 /// Lines and tokens.

@@ -52,6 +52,7 @@ weft:{{ .Chart.AppVersion }}
 {{- $fast := .Values.flannel.fast -}}
 {{- $args := list -}}
 {{- with .Values.flannel.healthz.port }}{{ $args = append $args (printf "--healthz-port=%d" (int .)) }}{{ end -}}
+{{- $args = append $args "--take-over" -}}
 {{- with $fast.engine }}{{ $args = append $args (printf "--engine=%s" .) }}{{ end -}}
 {{- with $fast.offload }}{{ $args = append $args (printf "--offload=%s" .) }}{{ end -}}
 {{- with $fast.workers }}{{ $args = append $args (printf "--workers=%v" .) }}{{ end -}}

@@ -38,7 +38,7 @@ pub(super) async fn inherit(
     let inherited = handover.take_inherited().map_err(StartError::Descriptors)?;
     let Some(descriptors) = inherited else {
         // An earlier attempt of this start may have had them.
-        if !handover.refuse() {
+        if !handover.refuse().await {
             let reason = "the network configuration has changed meanwhile".to_owned();
             return Err(StartError::TakeOver { reason });
         }
@@ -60,7 +60,7 @@ pub(super) async fn inherit(
         }
         Err(error) => with_causes(&error),
     };
-    if !handover.refuse() {
+    if !handover.refuse().await {
         return Err(StartError::TakeOver { reason });
     }
     info!("not going on with what the last weftd has left open: {reason}");

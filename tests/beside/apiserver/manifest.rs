@@ -31,7 +31,7 @@ fn the_api_takes_the_manifest_and_its_role_is_just_enough() {
     let site = Site::new(Plane::start(1, &[]), "vxlan");
     let plane = &site.plane;
     println!("{}", plane.kubectl(&["version"]).trim());
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kubernetes/weft.yml");
+    let manifest = site.manifest();
     let again = plane.kubectl(&["apply", "-f", manifest.to_str().unwrap()]);
     assert_eq!(again.matches(" unchanged").count(), 6, "the API changed something:\n{again}");
     let manifest = manifest.to_str().unwrap();
@@ -77,6 +77,7 @@ fn the_api_takes_what_helm_renders() {
     ] {
         let mut command = Command::new(&helm);
         command.arg("template").arg("weft").arg(&chart).args(["-n", NAMESPACE, "--set", values]);
+        command.arg(format!("--kube-version=1.{}", plane.minor()));
         let output = command.output().expect("helm is fetched by scripts/setup --test");
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "helm template --set {values}: {complaint}");

@@ -141,6 +141,14 @@ impl Plane {
         self.wait_until_ready();
     }
 
+    /// Of its version, the number after "1.".
+    pub(crate) fn minor(&self) -> u32 {
+        let version: Value =
+            serde_json::from_str(&self.kubectl(&["version", "-o", "json"])).unwrap();
+        let minor = version["serverVersion"]["minor"].as_str().unwrap();
+        minor.trim_end_matches('+').parse().unwrap()
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.files.path().join(name)
     }

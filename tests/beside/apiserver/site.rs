@@ -23,11 +23,23 @@ pub(crate) const READY: Duration = Duration::from_secs(30);
 /// How long a token of the API lives at the least.
 const TOKEN_SECONDS: u32 = 600;
 
-/// The text of the manifest, with this backend.
-pub(crate) fn manifest(backend: &str) -> String {
+/// The first Kubernetes that takes an update strategy with surge.
+const SURGE_MINOR: u32 = 22;
+/// What is to be deleted from the manifest for an older one.
+const STRATEGY: &str = "  updateStrategy:
+    rollingUpdate:
+      maxSurge: 1
+      maxUnavailable: 0
+";
+
+/// The text of the manifest, with this backend, as a user of this Kubernetes has it.
+fn manifest(plane: &Plane, backend: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kubernetes/weft.yml");
     let text = std::fs::read_to_string(path).unwrap();
-    text.replace(r#""Type": "vxlan""#, &format!(r#""Type": "{backend}""#))
+    assert!(text.contains(STRATEGY), "the lines that are to be deleted before 1.{SURGE_MINOR}");
+    let strategy = if plane.minor() < SURGE_MINOR { "" } else { STRATEGY };
+    text.replace(STRATEGY, strategy)
+        .replace(r#""Type": "vxlan""#, &format!(r#""Type": "{backend}""#))
 }
 
 pub(crate) fn name(host: usize) -> String {
@@ -50,7 +62,7 @@ impl Site {
     #[track_caller]
     pub(crate) fn new(plane: Plane, backend: &str) -> Self {
         let files = tempfile::tempdir().unwrap();
-        std::fs::write(files.path().join("weft.yml"), manifest(backend)).unwrap();
+        std::fs::write(files.path().join("weft.yml"), manifest(&plane, backend)).unwrap();
         let applied = apply(&plane, files.path());
         assert_eq!(applied.matches(" created").count(), 6, "{applied}");
         let mut site =
@@ -59,6 +71,11 @@ impl Site {
             site.prepare(host);
         }
         site
+    }
+
+    /// The manifest that was applied.
+    pub(crate) fn manifest(&self) -> PathBuf {
+        self.files.path().join("weft.yml")
     }
 
     /// Applies the manifest again.

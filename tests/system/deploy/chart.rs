@@ -68,11 +68,18 @@ fn helm(arguments: &[&str]) -> Output {
 
 /// The chart with `values` set.
 fn template(values: &[&str]) -> Result<String, String> {
+    // Without a cluster helm goes by one that is as old as itself.
+    template_for(values, "1.36.2")
+}
+
+/// The same for this version of Kubernetes.
+fn template_for(values: &[&str], version: &str) -> Result<String, String> {
     let chart = deploy("chart");
     let mut all = vec!["template", "weft", chart.to_str().unwrap(), "--namespace", "kube-flannel"];
     for value in values {
         all.extend(["--set", value]);
     }
+    all.extend(["--kube-version", version]);
     let output = helm(&all);
     let stderr = String::from_utf8(output.stderr).unwrap();
     if output.status.success() {
@@ -148,14 +155,29 @@ fn flannels_values_keep_keys_ours_are_separate() {
 #[test]
 fn probes_and_their_port_follow_one_value() {
     let off = rendered(&["flannel.healthz.port=0"]);
-    assert_eq!(arguments(&off), ["--ip-masq", "--kube-subnet-mgr"]);
-    for field in ["ports", "livenessProbe", "readinessProbe"] {
-        assert_eq!(pod(&off)["containers"][0][field], Value::Null, "{field} without a port");
-    }
+    assert_eq!(arguments(&off), ["--ip-masq", "--kube-subnet-mgr", "--take-over"]);
+    let container = &pod(&off)["containers"][0];
+    assert_eq!(container["livenessProbe"], Value::Null, "without a port");
+    assert_ne!(container["readinessProbe"], Value::Null, "an update would end the old pod at once");
     let moved = rendered(&["flannel.healthz.port=9090"]);
     assert_eq!(arguments(&moved)[2], "--healthz-port=9090");
-    let ports = json!([{ "name": "healthz", "containerPort": 9090, "protocol": "TCP" }]);
-    assert_eq!(pod(&moved)["containers"][0]["ports"], ports);
+    assert_eq!(pod(&moved)["containers"][0]["livenessProbe"]["httpGet"]["port"], 9090);
+}
+
+#[test]
+fn surge_is_for_clusters_that_know_it() {
+    let strategy = |values: &[&str], version: &str| {
+        let yaml = template_for(values, version).unwrap();
+        objects(&yaml)["DaemonSet kube-flannel-ds"]["spec"]["updateStrategy"].clone()
+    };
+    let surge = json!({ "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } });
+    assert_eq!(strategy(&[], "1.22.0"), surge);
+    assert_eq!(strategy(&[], "1.36.2-gke.1"), surge);
+    assert_eq!(strategy(&[], "1.21.14"), Value::Null);
+    let on_delete = "flannel.fast.updateStrategy.type=OnDelete";
+    for version in ["1.36.2", "1.21.14"] {
+        assert_eq!(strategy(&[on_delete], version), json!({ "type": "OnDelete" }));
+    }
 }
 
 #[test]
@@ -315,14 +337,6 @@ fn the_chart_has_the_version_of_the_programs() {
 }
 
 #[test]
-fn the_update_strategy_is_the_cluster_s_unless_given() {
-    assert_eq!(rendered(&[])["DaemonSet kube-flannel-ds"]["spec"]["updateStrategy"], Value::Null);
-    let given = rendered(&["flannel.fast.updateStrategy.type=OnDelete"]);
-    let strategy = &given["DaemonSet kube-flannel-ds"]["spec"]["updateStrategy"];
-    assert_eq!(strategy, &json!({ "type": "OnDelete" }));
-}
-
-#[test]
 fn labels_and_annotations_prefer_the_nearest() {
     let objects = rendered(&[
         "global.commonLabels.a=far",
@@ -377,11 +391,13 @@ fn own_values_become_known_flags() {
         "--guard",
         "--metrics-address=0.0.0.0:9469",
     ];
-    assert_eq!(arguments(&objects)[3..], ours);
+    assert_eq!(arguments(&objects)[4..], ours);
     let monitor = &objects["PodMonitor kube-flannel"]["spec"];
-    let endpoint = &monitor["podMetricsEndpoints"][0];
-    let port = &pod(&objects)["containers"][0]["ports"][1];
-    assert_eq!((&endpoint["port"], &port["containerPort"]), (&port["name"], &9469.into()));
+    let target = &monitor["podMetricsEndpoints"][0]["relabelings"][1];
+    assert_eq!(
+        (&target["targetLabel"], &target["replacement"]),
+        (&"__address__".into(), &"$1:9469".into())
+    );
     let labels = &objects["DaemonSet kube-flannel-ds"]["spec"]["template"]["metadata"]["labels"];
     assert_eq!(monitor["selector"]["matchLabels"]["app"], labels["app"]);
     let lonely = template(&["flannel.fast.metrics.podMonitor=true"]).unwrap_err();

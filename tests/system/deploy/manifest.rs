@@ -130,7 +130,21 @@ fn kubernetes_takes_the_manifest_in_whole() {
         "flannel's names, so that applying one replaces the other"
     );
     mounts_have_volumes(&objects);
-    assert_eq!(arguments(&objects), ["--ip-masq", "--kube-subnet-mgr", "--healthz-port=8081"]);
+    let expected = ["--ip-masq", "--kube-subnet-mgr", "--healthz-port=8081", "--take-over"];
+    assert_eq!(arguments(&objects), expected);
+}
+
+/// Two pods on a node for a moment: neither has what the other needs, and none is ready by the
+/// other's answer.
+#[test]
+fn an_update_starts_the_next_pod_beside_the_last() {
+    let objects = objects(&text("kubernetes/weft.yml"));
+    let spec = &objects["DaemonSet kube-flannel-ds"]["spec"];
+    let surge = json!({ "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } });
+    assert_eq!(spec["updateStrategy"], surge);
+    let container = &spec["template"]["spec"]["containers"][0];
+    assert_eq!(container["ports"], Value::Null, "on the host's network each is a hostPort");
+    assert_eq!(container["readinessProbe"]["exec"]["command"], json!(["/opt/bin/weft", "ready"]));
 }
 
 #[test]
@@ -196,6 +210,6 @@ fn configuration_is_flannels_profile_reaches_node() {
 fn unknown_kubernetes_field_is_found() {
     let broken = text("kubernetes/weft.yml").replace("readinessProbe:", "readynessProbe:");
     assert!(std::panic::catch_unwind(|| objects(&broken)).is_err(), "a misspelt field got through");
-    let broken = text("kubernetes/weft.yml").replace("containerPort: 8081", "containerPort: x");
-    assert!(std::panic::catch_unwind(|| objects(&broken)).is_err(), "a word is no port");
+    let broken = text("kubernetes/weft.yml").replace("periodSeconds: 30", "periodSeconds: x");
+    assert!(std::panic::catch_unwind(|| objects(&broken)).is_err(), "a word is no time");
 }
