@@ -155,7 +155,7 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
     let away = config.with_extension("away");
     under_traffic(&mut overlay, 1000, |overlay| {
         fs::rename(&config, &away).expect("a file of the test");
-        let mut next = overlay.weftd(0, &["--take-over"]);
+        let mut next = overlay.weftd(0, &["--take-over", "--start-from-cache=false"]);
         wait_until(PATIENCE, "the next weftd has the tunnel and waits", || {
             next.complaints("config") > 0
         });
