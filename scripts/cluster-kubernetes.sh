@@ -8,6 +8,16 @@ readonly SERVICE_NETWORK=10.96.0.0/16
 readonly API_SERVICE=10.96.0.1
 readonly API="https://$CONTROL_ADDRESS:6443"
 
+# Of Kubernetes' version, the number after "1.".
+MINOR=
+
+# version_of DIR: finds out which Kubernetes the programs are.
+version_of() {
+    MINOR=$("$1/bin/kubelet" --version) || die "the kubelet does not run"
+    say "cluster: $MINOR"
+    MINOR=${MINOR#*v1.} MINOR=${MINOR%%.*}
+}
+
 # kubectl as the administrator. Named as the program, because it is used as the program.
 kubectl() { in_machine control kubectl "$@"; }
 
@@ -21,12 +31,12 @@ pki_up() {
     openssl rsa -in "$PKI/accounts.key" -pubout -out "$PKI/accounts.pub" 2>/dev/null
 }
 
-# certificate DIR NAME SUBJECT [NAMES]: a key and a certificate of the authority.
+# certificate DIR NAME SUBJECT [NAMES [DAYS]]: a key and a certificate of the authority.
 certificate() {
-    local dir=$1 name=$2 subject=$3 names=${4:-DNS:$2}
+    local dir=$1 name=$2 subject=$3 names=${4:-DNS:$2} days=${5:-30}
     openssl req -newkey rsa:2048 -nodes -subj "$subject" -keyout "$dir/$name.key" \
         -out "$dir/$name.csr" 2>/dev/null
-    openssl x509 -req -in "$dir/$name.csr" -CA "$PKI/ca.crt" -CAkey "$PKI/ca.key" -days 30 \
+    openssl x509 -req -in "$dir/$name.csr" -CA "$PKI/ca.crt" -CAkey "$PKI/ca.key" -days "$days" \
         -CAcreateserial -extfile <(printf 'subjectAltName=%s\n' "$names") \
         -out "$dir/$name.crt" 2>/dev/null
     rm "$dir/$name.csr"
@@ -134,7 +144,7 @@ END
     cat >"$etc/containerd" <<'END'
 exec containerd --config /etc/kubernetes/containerd.toml
 END
-    cat >"$etc/kubelet.yaml" <<'END'
+    cat >"$etc/kubelet.yaml" <<END
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cgroupDriver: cgroupfs
@@ -147,25 +157,35 @@ resolvConf: /etc/resolv.conf
 clusterDNS: [10.96.0.10]
 clusterDomain: cluster.local
 nodeStatusUpdateFrequency: 4s
+syncFrequency: 10s
 evictionHard: { memory.available: 50Mi }
+$(((MINOR < 31)) || echo 'failCgroupV1: false')
+$(((MINOR < 27)) || echo 'containerRuntimeEndpoint: unix:///run/containerd/containerd.sock')
 END
+    local runtime="--container-runtime=remote"
+    runtime+=" --container-runtime-endpoint=unix:///run/containerd/containerd.sock"
+    ((MINOR < 27)) || runtime=
     # Before the images are there a kubelet would wait longer and longer for each.
     cat >"$etc/kubelet" <<END
 until [[ -e /etc/kubernetes/has-images ]]; do sleep 0.2; done
 exec kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf \
-    --hostname-override=$name --node-ip=$address \
-    --container-runtime=remote --container-runtime-endpoint=unix:///run/containerd/containerd.sock
+    --hostname-override=$name --node-ip=$address $runtime
 END
-    cat >"$etc/kube-proxy.yaml" <<END
+    proxy_config "$name" iptables >"$etc/kube-proxy.yaml"
+    cat >"$etc/kube-proxy" <<'END'
+exec kube-proxy --config=/etc/kubernetes/kube-proxy.yaml
+END
+}
+
+# proxy_config NODE MODE
+proxy_config() {
+    cat <<END
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 clientConnection: { kubeconfig: /etc/kubernetes/proxy.conf }
-mode: iptables
+mode: $2
 clusterCIDR: $POD_NETWORK
-hostnameOverride: $name
+hostnameOverride: $1
 conntrack: { maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s }
-END
-    cat >"$etc/kube-proxy" <<'END'
-exec kube-proxy --config=/etc/kubernetes/kube-proxy.yaml
 END
 }

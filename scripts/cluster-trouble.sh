@@ -4,11 +4,12 @@
 # cluster-cases.sh.
 
 readonly TROUBLES=(
-    weft_killed kubelet_restarted runtime_restarted proxy_restarted api_away bad_image pod_made_again
+    weft_killed kubelet_restarted runtime_restarted proxy_restarted api_away account_made_again
+    bad_image crash_loop configuration_changed memory_limit second_cni pod_made_again
     node_made_again daemonset_deleted chart
 )
-# Long enough for every watch to end and be tried again.
-readonly API_AWAY_S=30
+# Long enough for every watch to end and be tried again. WEFT_API_AWAY_S=600 takes ten minutes.
+readonly API_AWAY_S=${WEFT_API_AWAY_S:-30}
 
 run_troubles() { run_all "${TROUBLES[@]}"; }
 
@@ -52,13 +53,14 @@ service_restarted() {
     wait_until 30 "$1" in_machine "$node" pgrep -x "$1" && rolled_out 60
 }
 
-# Pods go on, and a weftd that was running goes on.
+# Pods go on, and a weftd that was running goes on. What it has watched is compacted meanwhile.
 case_api_away() {
     local etc pid_before pid_after
     etc=$(machine_place control)/etc
     pid_before=$(in_machine "${NODES[0]}" pgrep -x 'flanneld|weftd') || return 1
     mv "$etc/apiserver" "$etc/apiserver.away" || return 1
     in_machine control pkill -x kube-apiserver
+    compacted || return 1
     # Without the API there is no exec; so from the node, into the pod's namespace.
     local pod
     pod=$(in_machine "${NODES[0]}" pgrep -f 'traffic serve' | head -n 1)
@@ -73,9 +75,34 @@ case_api_away() {
         wait_until 60 "weftd to hear from the API" status_is_ready
 }
 
+compacted() {
+    local revision
+    revision=$(in_machine control etcdctl get / --limit=1 --keys-only -w json |
+        jq .header.revision) || return 1
+    in_machine control etcdctl compact "$revision"
+}
+
 status_is_ready() {
     on_weft "${NODES[0]}" weft status -o json | jq -e '.verdict.state == "ready"'
 }
+
+# The account is made again, which ends all its tokens, as a rotation of the authority would. weftd
+# says so once its watch has ended, and the next pods have new tokens.
+case_account_made_again() {
+    under_traffic account_made_again
+}
+
+account_made_again() {
+    kubectl -n "$NAMESPACE" delete serviceaccount flannel &&
+        manifest "$BACKEND" | kubectl apply -f - || return 1
+    in_machine control pkill -x kube-apiserver
+    wait_until 120 "the API" kubectl get --raw /readyz || return 1
+    wait_until 60 "weftd to be refused" status_says "${NODES[0]}" 'Unauthorized' || return 1
+    updated && wait_until 60 "weftd to hear from the API" status_is_ready
+}
+
+# status_says NODE PATTERN. Where something is wrong, weft status fails.
+status_says() { grep -E "$2" <<<"$(on_weft "$1" weft status)"; }
 
 # An update to an image that is nowhere, taken back.
 case_bad_image() {
@@ -90,6 +117,89 @@ bad_image() {
 
 has_no_image() {
     kubectl -n "$NAMESPACE" get pods | grep -E 'ErrImage|ImagePull|Init'
+}
+
+# An update with which weftd ends again and again, taken back.
+case_crash_loop() {
+    under_traffic crash_loop
+}
+
+crash_loop() {
+    patch_weft '[{ "op": "add", "path": "/spec/template/spec/containers/0/args/-",
+        "value": "--iface=nowhere0" }]' || return 1
+    wait_until 120 "a second crash" has_crashed 2 || return 1
+    SEEN="$(kubectl -n "$NAMESPACE" get pods --no-headers | tr -s ' ' | cut -d ' ' -f 3,4 |
+        paste -sd ,)"
+    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
+}
+
+# patch_weft JSON: changes the DaemonSet.
+patch_weft() { kubectl -n "$NAMESPACE" patch "$DAEMONS" --type=json -p "$1"; }
+
+has_crashed() {
+    kubectl -n "$NAMESPACE" get pods -o json |
+        jq -e --argjson times "$1" 'any(.items[].status.containerStatuses[]?;
+            .restartCount >= $times and .ready == false)'
+}
+
+# The kubelet brings the file within syncFrequency, and weftd reads it each minute.
+case_configuration_changed() {
+    local mtu=1380 started=$SECONDS seen
+    set_mtu "$mtu" || return 1
+    wait_until 150 "weftd to read it" restart_needed || return 1
+    seen="said after $((SECONDS - started)) s"
+    updated || return 1
+    on_weft "${NODES[0]}" grep "FLANNEL_MTU=$mtu" /run/flannel/subnet.env && case_ping_across ||
+        return 1
+    set_mtu null && updated && case_ping_across || return 1
+    SEEN=$seen
+}
+
+# set_mtu BYTES: of the overlay, in the ConfigMap; null is none.
+set_mtu() {
+    kubectl -n "$NAMESPACE" get configmap kube-flannel-cfg -o json |
+        jq --argjson mtu "$1" '.data["net-conf.json"] |=
+            (fromjson | .Backend.MTU = $mtu | del(..|nulls) | tojson)' |
+        kubectl apply -f - >/dev/null
+}
+
+restart_needed() {
+    jq -e .restart_needed <<<"$(on_weft "${NODES[0]}" weft status -o json)"
+}
+
+# As much memory as the manifest asks for, as its limit, under load.
+case_memory_limit() {
+    local used
+    patch_weft '[{ "op": "add", "path": "/spec/template/spec/containers/0/resources/limits",
+        "value": { "memory": "50Mi" } }]' && rolled_out "$ROLLOUT_S" || return 1
+    case_full_packets || return 1
+    used=$(on_weft "${NODES[1]}" cat /sys/fs/cgroup/memory/memory.max_usage_in_bytes) || return 1
+    SEEN="at most $((used >> 20)) of 50 MiB, $SEEN"
+    on_weft "${NODES[1]}" weft status -o json | jq .process
+    [[ $(kubectl -n "$NAMESPACE" get pods -l app=flannel -o json |
+        jq '[.items[].status.containerStatuses[].restartCount] | add') == 0 ]] || return 1
+    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
+}
+
+# Another CNI configuration on the node. One whose name sorts behind weft's is of no importance; of
+# one before it pods get their addresses, which ends with the file.
+case_second_cni() {
+    local node=${NODES[1]} place=/etc/cni/net.d address
+    in_machine "$node" bash -c "cat >$place/87-other.conflist" <<'END' || return 1
+{ "cniVersion": "0.3.1", "name": "other", "plugins": [ { "type": "bridge", "bridge": "other0",
+  "isGateway": true, "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.250.0.0/24" }]] } } ] }
+END
+    sleep 6
+    case_pod_made_again && case_pods_addressed || return 1
+    in_machine "$node" mv "$place/87-other.conflist" "$place/05-other.conflist" || return 1
+    sleep 6
+    kubectl delete pod b --grace-period=1 && pods_up || return 1
+    address=$POD_B
+    in_machine "$node" rm "$place/05-other.conflist" || return 1
+    sleep 6
+    case_pod_made_again && case_pods_addressed && in_machine "$node" ip link delete other0 || return 1
+    SEEN="before weft's: $address"
+    [[ $address == 10.250.* ]]
 }
 
 case_pod_made_again() {

@@ -28,12 +28,19 @@ cluster_up() {
 
 cluster_down() { machines_down; }
 
+# From this version on an update starts a node's new pod before the old one ends.
+readonly SURGE_MINOR=22
+
+has_surge() { ((MINOR >= SURGE_MINOR)); }
+
 # manifest BACKEND: the manifest, with the backend that a user would write into its ConfigMap, and
-# for udp-fast the arguments that have the kernel carry the packets, without a weftd as well.
+# for udp-fast the arguments that have the kernel carry the packets, without a weftd as well. An
+# older Kubernetes gets it without the lines that the manifest says are to be deleted there.
 manifest() {
     local edits=(-e "s/\"Type\": \"vxlan\"/\"Type\": \"${1%-fast}\"/")
     [[ $1 != udp-fast ]] ||
         edits+=(-e 's/^\( *\)- "--kube-subnet-mgr"$/&\n\1- "--fast-path=on"\n\1- "--keep-tunnel"/')
+    has_surge || edits+=(-e '/^  updateStrategy:$/,/^      maxUnavailable: 0$/d')
     sed "${edits[@]}" "$REPO/deploy/kubernetes/weft.yml"
 }
 
@@ -49,10 +56,11 @@ weft_up() {
 
 rolled_out() { kubectl -n "$NAMESPACE" rollout status "$DAEMONS" --timeout="$1s" >/dev/null; }
 
-# weft_pod NODE: the name of its pod.
+# weft_pod NODE: the name of its pod, the newest that is not being deleted.
 weft_pod() {
-    kubectl -n "$NAMESPACE" get pods -l app=flannel --field-selector "spec.nodeName=$1" \
-        -o jsonpath='{.items[-1:].metadata.name}'
+    kubectl -n "$NAMESPACE" get pods -l app=flannel --field-selector "spec.nodeName=$1" -o json |
+        jq -r '[.items[].metadata | select(.deletionTimestamp == null)] |
+            sort_by(.creationTimestamp) | last | .name'
 }
 
 # on_weft NODE COMMAND...: in weft's container there.
