@@ -2,11 +2,11 @@
 //! packets are (`tunnel.c`), what they go by, and what they count. Whether they may run, and for
 //! whom, is `src/backend/udp/kernel_plane.rs`.
 //!
-//! Users need no compiler: the instructions are in this folder, as clang made them from `tunnel.c`,
-//! and the suite compares. They are embedded as numbers, not as the compiler's ELF file, so nothing
-//! here parses one.
+//! Users need no compiler: the instructions are in this folder, as clang 14 made them from
+//! `tunnel.c`, and the suite compares. They are embedded as they go to the kernel, not as the
+//! compiler's ELF file, so nothing here parses one. `WEFT_WRITE_INSTRUCTIONS=1 cargo test
+//! instructions` writes them.
 
-mod instructions;
 mod layout;
 
 use std::io;
@@ -22,8 +22,14 @@ use crate::sys::bpf::{self, Hook, Map, Memory, ProgramKind};
 
 use self::layout::{COUNT_WORDS, key_of};
 
-pub use self::instructions::{GRO, IN, OUT};
 pub use self::layout::{LENGTHS_MAX, MAPS, PEERS_MAX, PeerEntry, Settings};
+
+/// The instructions of `weft_out`; the constant of a map reference is the map's number.
+pub const OUT: &[u8] = include_bytes!("weft_out.bin");
+/// Those of `weft_in`.
+pub const IN: &[u8] = include_bytes!("weft_in.bin");
+/// Those of `weft_gro`.
+pub const GRO: &[u8] = include_bytes!("weft_gro.bin");
 
 /// Room for what the verifier says of a program that it refuses; its reason is at the end, and
 /// without room for all of it the kernel gives nothing of use.
@@ -139,7 +145,7 @@ impl Maps {
     }
 
     /// Loads a program that refers to these maps.
-    pub fn load(&self, name: &'static str, instructions: &[u64]) -> Result<OwnedFd, FastPathError> {
+    pub fn load(&self, name: &'static str, instructions: &[u8]) -> Result<OwnedFd, FastPathError> {
         let maps = [&self.settings, &self.peers, &self.counts, &self.streams];
         let load = |log: &mut [u8]| bpf::load(ProgramKind::Classifier, instructions, &maps, log);
         load(&mut []).or_else(|source| {
@@ -209,11 +215,11 @@ impl FastPath {
 
 impl Program {
     /// Its name in `tunnel.c`, its instructions, and where it sees packets.
-    const fn properties(self) -> (&'static str, &'static [u64], Hook) {
+    const fn properties(self) -> (&'static str, &'static [u8], Hook) {
         match self {
-            Self::Out => ("weft_out", &OUT, Hook::Egress),
-            Self::In => ("weft_in", &IN, Hook::Ingress),
-            Self::Gro => ("weft_gro", &GRO, Hook::Ingress),
+            Self::Out => ("weft_out", OUT, Hook::Egress),
+            Self::In => ("weft_in", IN, Hook::Ingress),
+            Self::Gro => ("weft_gro", GRO, Hook::Ingress),
         }
     }
 

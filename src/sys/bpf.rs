@@ -256,18 +256,16 @@ impl Drop for Memory {
 /// has room, up to the first zero. EPERM without CAP_BPF (CAP_SYS_ADMIN before kernel 5.8).
 pub fn load(
     kind: ProgramKind,
-    instructions: &[u64],
+    instructions: &[u8],
     maps: &[&Map],
     log: &mut [u8],
 ) -> io::Result<OwnedFd> {
-    let mut instructions = instructions.to_vec();
-    for instruction in &mut instructions {
-        let [code, registers, first, second, constant @ ..] = instruction.to_ne_bytes();
-        if code == LOAD_CONSTANT && registers >> 4 == MAP_DESCRIPTOR {
-            let map = maps.get(u32::from_ne_bytes(constant) as usize);
+    let mut instructions = instructions.as_chunks::<8>().0.to_vec();
+    for [code, registers, _, _, constant @ ..] in &mut instructions {
+        if *code == LOAD_CONSTANT && *registers >> 4 == MAP_DESCRIPTOR {
+            let map = maps.get(u32::from_ne_bytes(*constant) as usize);
             let map = map.ok_or(io::ErrorKind::InvalidInput)?.descriptor.as_raw_fd();
-            let [a, b, c, d] = map.to_ne_bytes();
-            *instruction = u64::from_ne_bytes([code, registers, first, second, a, b, c, d]);
+            *constant = map.to_ne_bytes();
         }
     }
     let mut attributes = LoadProgram {

@@ -12,9 +12,9 @@ pub(crate) type MapWords = [u32; 5];
 /// What clang made of `tunnel.c`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Compiled {
-    pub(crate) out: Vec<u64>,
-    pub(crate) inward: Vec<u64>,
-    pub(crate) gro: Vec<u64>,
+    pub(crate) out: Vec<u8>,
+    pub(crate) inward: Vec<u8>,
+    pub(crate) gro: Vec<u8>,
     /// In the order in which the source has them, which is that of their numbers.
     pub(crate) maps: Vec<MapWords>,
 }
@@ -34,7 +34,7 @@ pub(crate) fn compile_file<const N: usize>(
     path: &str,
     define: &str,
     sections: [&str; N],
-) -> ([Vec<u64>; N], Vec<MapWords>) {
+) -> ([Vec<u8>; N], Vec<MapWords>) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("programs.o");
@@ -49,23 +49,23 @@ pub(crate) fn compile_file<const N: usize>(
     read(&std::fs::read(&output).unwrap(), sections)
 }
 
-fn read<const N: usize>(file: &[u8], sections: [&str; N]) -> ([Vec<u64>; N], Vec<MapWords>) {
+fn read<const N: usize>(file: &[u8], sections: [&str; N]) -> ([Vec<u8>; N], Vec<MapWords>) {
     let file = object::File::parse(file).unwrap();
     let maps: Vec<u32> = words(file.section_by_name("maps").unwrap().data().unwrap());
     let program = |name: &str| {
         let section = file.section_by_name(name).unwrap();
-        let bytes = section.data().unwrap().chunks_exact(8);
-        let mut instructions: Vec<_> =
-            bytes.map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap())).collect();
+        let mut instructions = section.data().unwrap().to_vec();
         for (offset, relocation) in section.relocations() {
             let RelocationTarget::Symbol(symbol) = relocation.target() else {
                 panic!("{name} refers to something else than a symbol");
             };
             let symbol = file.symbol_by_index(symbol).unwrap();
             assert!(symbol.name().unwrap().ends_with("_map"), "{name} refers to {symbol:?}");
-            let number = symbol.address() / size_of::<MapWords>() as u64;
+            let number = (symbol.address() / size_of::<MapWords>() as u64) as u32;
+            let instruction = &mut instructions[offset as usize..][..8];
             // A constant whose source register says that it is a map.
-            instructions[offset as usize / 8] |= 1 << 12 | number << 32;
+            instruction[1] |= 1 << 4;
+            instruction[4..].copy_from_slice(&number.to_le_bytes());
         }
         instructions
     };

@@ -91,7 +91,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     ("device", &[&["features", "kernel", "socket", "tun"], &["inherited"]]),
-    ("fast_path", &[&["instructions", "layout"]]),
+    ("fast_path", &[&["layout"]]),
     ("status", &[&["verdict", "workers"], &["peer"], &["pages"]]),
     (
         "netfilter",

@@ -17,7 +17,7 @@ fn filters_come_go_and_are_missed() {
     let place = |side| FilterPlace { device, side, handle: 8285 };
     let shown = |side: &str| namespace.exec(&["tc", "filter", "show", "dev", "wire0", side]);
     let maps = Maps::create().unwrap();
-    let program = maps.load("weft_in", &IN).unwrap();
+    let program = maps.load("weft_in", IN).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     namespace.enter(|| {
         runtime.block_on(async {

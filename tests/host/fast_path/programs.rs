@@ -107,7 +107,7 @@ impl Bench {
         }
         maps.publish(&settings(u64::MAX)).unwrap();
         let out = maps.load("weft_out", &compile(LINK_BYTES).out).unwrap();
-        let inward = maps.load("weft_in", &IN).unwrap();
+        let inward = maps.load("weft_in", IN).unwrap();
         let table = Table::build(peers);
         Self { local, table, out, inward, maps, rng: Rng::with_seed(seed) }
     }
