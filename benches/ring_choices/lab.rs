@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::sockopt;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use weft::device::{Tun, TunOffload};
@@ -35,7 +36,7 @@ const SUPER_BYTES: usize = 44 * 1444;
 
 const WORKER_CORE: usize = 1;
 const OTHER_CORE: usize = 0;
-const BUFFER_BYTES: i32 = 64 << 20;
+const BUFFER_BYTES: usize = 64 << 20;
 
 /// What a queue is filled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,7 +127,8 @@ fn ip(words: &str) -> Result<()> {
 fn bound(address: &str) -> Result<UdpSocket> {
     let socket = UdpSocket::bind(address).with_context(|| format!("bind {address}"))?;
     socket.set_nonblocking(true)?;
-    udp::force_buffers(socket.as_fd(), BUFFER_BYTES, BUFFER_BYTES)?;
+    sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)?;
+    sockopt::set_socket_send_buffer_size_force(&socket, BUFFER_BYTES)?;
     Ok(socket)
 }
 

@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use weft::sys::Slots;
-use weft::sys::udp::{ReceiveBatch, force_buffers};
+use weft::sys::udp::ReceiveBatch;
 
 use crate::wire::{Header, Kind, Tally};
 use crate::{echo_of, sink_of};
@@ -16,7 +17,7 @@ const BATCH: usize = 64;
 /// Room for one datagram.
 const SLOT_BYTES: usize = 2048;
 /// About 10,000 small datagrams: what is lost here would be blamed on the plane.
-const BUFFER_BYTES: i32 = 8 << 20;
+const BUFFER_BYTES: usize = 8 << 20;
 
 /// Serves on `address` until the process is ended.
 ///
@@ -26,7 +27,7 @@ pub(crate) fn run(address: Ipv4Addr) -> Result<()> {
     let echo = bind(echo_of(address))?;
     let sink = bind(sink_of(address))?;
     let buffers = "size the sink's buffer (needs CAP_NET_ADMIN)";
-    force_buffers(sink.as_fd(), BUFFER_BYTES, BUFFER_BYTES).context(buffers)?;
+    set_socket_recv_buffer_size_force(&sink, BUFFER_BYTES).context(buffers)?;
     sink.set_nonblocking(true).context("make the sink's socket non-blocking")?;
     std::thread::scope(|threads| {
         let echoing = threads.spawn(|| serve_echo(&echo));

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::packet::Span;
@@ -16,10 +17,10 @@ use crate::sys::udp::{self as sys, Datagrams};
 
 /// Receive buffer: some 20 full GRO batches by the kernel's accounting, a few milliseconds at
 /// 10 Gb/s; larger buffers only move the queue out of the cache.
-const RECEIVE_BUFFER_BYTES: i32 = 4 << 20;
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 
 /// Send buffer: what one batch holds, several times over.
-const SEND_BUFFER_BYTES: i32 = 4 << 20;
+const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 /// Datagrams that any kernel with UDP_SEGMENT takes in one batch (UDP_MAX_SEGMENTS before 6.9), and
 /// those that one since 6.9 takes.
@@ -127,15 +128,17 @@ impl TunnelSocket {
 
     fn prepare(socket: UdpSocket, address: SocketAddrV4, gso: bool, gro: bool) -> Self {
         // Without CAP_NET_ADMIN the sysctl limits apply, which costs bursts, not correctness.
-        if sys::force_buffers(socket.as_fd(), RECEIVE_BUFFER_BYTES, SEND_BUFFER_BYTES).is_err() {
+        let forced = sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES)
+            .and_then(|()| sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_BYTES));
+        if forced.is_err() {
             let plain = SockRef::from(&socket);
-            plain.set_recv_buffer_size(RECEIVE_BUFFER_BYTES as usize).ok();
-            plain.set_send_buffer_size(SEND_BUFFER_BYTES as usize).ok();
+            plain.set_recv_buffer_size(RECEIVE_BUFFER_BYTES).ok();
+            plain.set_send_buffer_size(SEND_BUFFER_BYTES).ok();
         }
         // Only a counter is lost on a kernel without it.
         sys::enable_overflow_count(socket.as_fd()).ok();
         // Only congestion marks are lost without it.
-        sys::enable_type_of_service(socket.as_fd()).ok();
+        sockopt::set_ip_recvtos(&socket, true).ok();
         let gso = gso && sys::supports_segment(socket.as_fd());
         let segments_max = if gso { probe_segments_max() } else { 1 };
         let gro = gro && sys::set_gro(socket.as_fd(), true).is_ok();

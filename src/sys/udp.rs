@@ -49,11 +49,6 @@ pub fn enable_overflow_count(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)
 }
 
-/// Has the kernel report the type of service with each datagram, or once for a GRO batch.
-pub fn enable_type_of_service(socket: BorrowedFd<'_>) -> io::Result<()> {
-    set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
-}
-
 /// Whether the kernel and the routers may fragment datagrams (IP_PMTUDISC_OMIT), or all go with
 /// Don't Fragment, and one that is longer than the interface takes is refused with EMSGSIZE
 /// (IP_PMTUDISC_PROBE). Both go by the MTU of the interface and never by the path MTU that the
@@ -64,12 +59,6 @@ pub fn enable_type_of_service(socket: BorrowedFd<'_>) -> io::Result<()> {
 pub fn set_fragmenting(socket: BorrowedFd<'_>, fragmenting: bool) -> io::Result<()> {
     let mode = if fragmenting { libc::IP_PMTUDISC_OMIT } else { libc::IP_PMTUDISC_PROBE };
     set_int(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, mode)
-}
-
-/// Sets buffer sizes beyond the sysctl limits (needs CAP_NET_ADMIN).
-pub fn force_buffers(socket: BorrowedFd<'_>, receive: c_int, send: c_int) -> io::Result<()> {
-    set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, receive)?;
-    set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send)
 }
 
 pub(super) fn set_int(

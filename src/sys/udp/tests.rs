@@ -161,7 +161,7 @@ fn datagrams_dropped_for_lack_of_buffer_are_reported() {
 fn the_type_of_service_comes_behind_the_others() {
     let (sender, _) = loopback();
     let (receiver, to) = loopback();
-    enable_type_of_service(receiver.as_fd()).unwrap();
+    rustix::net::sockopt::set_ip_recvtos(&receiver, true).unwrap();
     enable_overflow_count(receiver.as_fd()).unwrap();
     set_gro(receiver.as_fd(), true).unwrap();
     let mut batch = ReceiveBatch::new(64);
