@@ -209,9 +209,9 @@ mod tests {
 
     #[test]
     fn every_reason_has_its_own_counter_and_name() {
-        let names: HashSet<_> = RejectReason::NAMES.iter().map(|(_, name)| name).collect();
-        assert_eq!(names.len(), RejectReason::NAMES.len());
-        for (position, (reason, _)) in RejectReason::NAMES.iter().enumerate() {
+        let names: HashSet<_> = RejectReason::ALL.iter().map(|reason| reason.name()).collect();
+        assert_eq!(names.len(), RejectReason::ALL.len());
+        for (position, reason) in RejectReason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, position);
         }
     }

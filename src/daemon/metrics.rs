@@ -124,9 +124,10 @@ impl Metrics {
         let ends = ("flannel_lease_expiry_timestamp_seconds", "When the lease ends, unrenewed.");
         let times = [(answered, store.answered_unix), (ends, store.lease_expires_unix)];
         self.rows(times.into_iter().filter_map(|((name, help), at)| Some((name, at?, help))));
-        let of = |counts: &BTreeMap<String, u64>| {
-            RejectReason::NAMES.map(|(_, why)| (why, counts.get(why).copied().unwrap_or(0)))
-        };
+        fn of(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = (RejectReason, u64)> {
+            let reasons = RejectReason::ALL.iter();
+            reasons.map(|why| (*why, counts.get(why.name()).copied().unwrap_or(0)))
+        }
         let help = "Store entries that are not used now.";
         self.each("flannel_store_entries_unused", "why", help, of(&store.unused));
         let help = "Store entries that were ignored.";

@@ -1,6 +1,5 @@
 //! What a worker is given, and how it may end.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 
@@ -8,6 +7,7 @@ use crate::device::{Tun, TunnelSocket};
 use crate::forward::{IcmpLimiter, Local};
 use crate::route::Published;
 use crate::stats::WorkerStats;
+use crate::words::words;
 
 /// Everything a worker needs, ready to run.
 pub struct WorkerConfig {
@@ -49,21 +49,13 @@ impl WorkerConfig {
     }
 }
 
-/// Ways of doing I/O.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
-    /// One system call for each TUN packet, batches of datagrams.
-    Mmsg,
-    /// Batches of both through an io_uring.
-    IoUring,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Mmsg => "mmsg",
-            Self::IoUring => "io_uring",
-        })
+words! {
+    /// Ways of doing I/O.
+    Engine {
+        /// One system call for each TUN packet, batches of datagrams.
+        Mmsg = "mmsg",
+        /// Batches of both through an io_uring.
+        IoUring = "io_uring",
     }
 }
 

@@ -211,7 +211,7 @@ fn the_metrics_are_those_of_the_code() {
         let unknown: Vec<_> = words(&document).difference(&code).cloned().collect();
         assert!(unknown.is_empty(), "{name} names {unknown:?}, which are no metrics");
     }
-    let reasons = RejectReason::NAMES.map(|(_, name)| name);
+    let reasons: Vec<_> = RejectReason::ALL.iter().map(|reason| reason.name()).collect();
     assert_eq!(first_cells(&text("docs/operations.md"), "rejections"), reasons);
 }
 

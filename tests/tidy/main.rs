@@ -30,12 +30,15 @@ const MAP: &[(&str, &[&str])] = &[
     ("sys", &["packet::Span"]),
     ("device", &["sys", "offload", "packet::Span"]),
     ("fast_path", &["sys", "route::Prefix"]),
-    ("engine", &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats"]),
+    (
+        "engine",
+        &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats", "words"],
+    ),
     ("config", &["backend_kind", "route::Prefix", "status", "words"]),
     ("host", &["backend_kind", "route::Prefix", "failure", "config::options", "config::lock_file"]),
     ("netfilter", &["route::Prefix", "failure", "status"]),
     ("status", &["backend_kind", "route::Prefix", "stats", "words"]),
-    ("control", &["backend_kind", "route::Prefix", "failure", "config", "status"]),
+    ("control", &["backend_kind", "route::Prefix", "failure", "config", "status", "words"]),
     (
         "backend",
         &[
