@@ -21,13 +21,13 @@ use crate::control::manager::SubnetManager;
 use crate::control::run::Held;
 use crate::control::snapshot::OwnLease;
 use crate::daemon::configured::{
-    BACKEND_PHRASE, Configured, Former, MANAGER_PHRASE, REGISTRATION_PHRASE, external_interface,
+    BACKEND_PHRASE, Configured, Former, MANAGER_PHRASE, REGISTRATION_PHRASE,
 };
 use crate::daemon::node_guard::NodeGuard;
 use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::LogOnce;
-use crate::host::interface::ExternalInterface;
+use crate::host::interface::{ExternalInterface, discover};
 use crate::host::lock::{DaemonLock, LockError};
 
 /// First and longest pause between two attempts to read the network configuration. flanneld's is a
@@ -122,7 +122,7 @@ impl Start<'_> {
         if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
             interface.public_ip = Some(address);
         }
-        let external = external_interface(&interface).await?;
+        let external = discover(&interface).await?;
         let public_ip = external.public_address;
         let guard = NodeGuard::take(options, manager.cluster(), public_ip, false).await?;
         match self.acquire_until_leased(plan, &external, &mut warm).await? {

@@ -12,7 +12,7 @@ use crate::config::network::NetworkConfig;
 use crate::config::options::InterfaceOptions;
 use crate::control::cache::Known;
 use crate::control::run::Held;
-use crate::host::interface::{ExternalInterface, discover};
+use crate::host::interface::ExternalInterface;
 use crate::status::TunnelEnd;
 
 /// flanneld's phrase, which operators grep for.
@@ -34,13 +34,6 @@ impl Configured {
         let settings = BackendSettings::parse(&network.backend).context(BACKEND_PHRASE)?;
         Ok(Self { network, settings })
     }
-}
-
-/// The interface that carries the tunnel, as of now.
-pub(super) async fn external_interface(
-    options: &InterfaceOptions,
-) -> anyhow::Result<ExternalInterface> {
-    Ok(discover(options).await?)
 }
 
 /// What a run of the control plane leaves to the next one of this process: that one has a tunnel to

@@ -15,8 +15,8 @@ use crate::control::cache::{self, Expected, Known};
 use crate::control::clock;
 use crate::control::error::StoreError;
 use crate::daemon::cache_writer::cache_path;
-use crate::daemon::configured::{Configured, external_interface};
-use crate::host::interface::ExternalInterface;
+use crate::daemon::configured::Configured;
+use crate::host::interface::{ExternalInterface, discover};
 use crate::route::Prefix;
 
 /// How long a start that could use the cache waits for the store first. Traffic is promised within
@@ -94,7 +94,7 @@ async fn recall(
 ) -> anyhow::Result<Remembered> {
     let bytes = whole_file::read_private(path, cache::BYTES_MAX)?;
     let Some(bytes) = bytes else { bail!("there is none") };
-    let external = external_interface(&options.interface).await?;
+    let external = discover(&options.interface).await?;
     let (store, now_unix) = (&options.store.identity(), clock::unix_seconds());
     let public_ip = external.public_address;
     let cache = cache::parse(&bytes, &Expected { store, network, subnet, public_ip, now_unix })?;
