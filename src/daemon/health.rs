@@ -3,18 +3,13 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::Context;
 use hyper::StatusCode;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::sleep;
-use tracing::warn;
 
 use crate::control::clock::unix_seconds;
 use crate::daemon::http::{self, Handler, Reply};
-use crate::failure::LogOnce;
 
 /// Whether subnet.env is written and the backend runs, and since when, in seconds since 1970.
 /// Clones share the state.
@@ -46,35 +41,21 @@ impl Readiness {
     }
 }
 
-/// Before an address that is taken is tried again.
-const RETRY: Duration = Duration::from_secs(1);
-
 /// Listens on `address` for health checks.
 pub(super) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| {
-        format!("cannot listen on {address} for health checks: see --healthz-ip and --healthz-port")
-    })
+    http::listen(address, "health checks", "--healthz-ip and --healthz-port").await
 }
 
 /// Answers for ever at `listener`, or if there is none at `address`, as soon as that can be had;
 /// drop the future to stop. `/healthz` is green as soon as this answers.
 pub(super) async fn serve(
     address: SocketAddr,
-    mut listener: Option<TcpListener>,
+    listener: Option<TcpListener>,
     readiness: Readiness,
 ) -> Infallible {
-    let mut told = LogOnce::default();
-    let listener = loop {
-        if let Some(listener) = listener {
-            break listener;
-        }
-        listener = listen(address)
-            .await
-            .inspect_err(|error| told.once(&format!("{error:#}"), |text| warn!("{text}; retrying")))
-            .ok();
-        if listener.is_none() {
-            sleep(RETRY).await;
-        }
+    let listener = match listener {
+        Some(listener) => listener,
+        None => http::patiently(async || listen(address).await).await,
     };
     let handler: Handler =
         Arc::new(move |request| answer(request.uri().path(), readiness.is_ready()));

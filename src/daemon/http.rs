@@ -4,9 +4,11 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -16,8 +18,11 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, warn};
+
+use crate::failure::LogOnce;
 
 /// Connections at once. A probe lasts milliseconds, so few are needed. When one more comes, the
 /// oldest is closed: clients that hold connections cannot keep a probe out.
@@ -34,6 +39,9 @@ const HEADER_BYTES_MAX: usize = 8 * 1024;
 
 /// Pause after a failed accept: without it, a lack of file descriptors would spin.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Before an address that is taken is tried again.
+const LISTEN_RETRY: Duration = Duration::from_secs(1);
 
 /// A complete answer.
 pub(super) type Reply = Response<Full<Bytes>>;
@@ -70,6 +78,30 @@ pub(super) fn not_found() -> Reply {
 
 /// Answers a request. It runs on the control plane's thread, so it must not block.
 pub(super) type Handler = Arc<dyn Fn(&Request<Incoming>) -> Reply + Send + Sync>;
+
+/// Listens on `address` for `what`, which `flags` set.
+pub(super) async fn listen(
+    address: SocketAddr,
+    what: &str,
+    flags: &str,
+) -> anyhow::Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    bound.with_context(|| format!("cannot listen on {address} for {what}: see {flags}"))
+}
+
+/// What `listen` gives, as soon as it does: nobody's packets depend on it.
+pub(super) async fn patiently(
+    listen: impl AsyncFn() -> anyhow::Result<TcpListener>,
+) -> TcpListener {
+    let mut told = LogOnce::default();
+    loop {
+        match listen().await {
+            Ok(listener) => return listener,
+            Err(error) => told.once(&format!("{error:#}"), |text| warn!("{text}; retrying")),
+        }
+        tokio::time::sleep(LISTEN_RETRY).await;
+    }
+}
 
 /// Serves what `accept` gives for ever. Dropping the future ends all connections.
 pub(super) async fn serve<S>(
