@@ -37,10 +37,9 @@ impl PortGuard {
         if options.guard && !kind.has_port() {
             warn!("--guard has no effect: the {kind} backend has no tunnel");
         }
-        if !(options.guard && kind.has_port()) {
-            return Self { network, former, keeper: None };
-        }
-        Self { network, former, keeper: Some(GuardKeeper::new(options.resync)) }
+        let is_kept = options.guard && kind.has_port();
+        let keeper = is_kept.then(|| GuardKeeper::new(options.resync));
+        Self { network, former, keeper }
     }
 
     /// An error if it was asked for and nft can't be run: the operator counts on it.
