@@ -117,7 +117,7 @@ async fn load_fast_path(
         Ok(fast_path) => Ok(Ok(fast_path)),
         Err(error) if choice == FastPathChoice::On => Err(error.into()),
         Err(error) => {
-            let reason = with_causes(&error);
+            let reason = with_causes(&*error);
             info!("workers carry all packets, without the kernel's fast path: {reason}");
             Ok(Err(off("not-loaded", reason)))
         }

@@ -1,10 +1,11 @@
 //! What has a program see a device's packets: a TCX link, or a filter where the kernel has no TCX
 //! or the program is to outlive weftd. A filter is replaced by the next weftd's in one step.
 
+use std::error::Error;
 use std::net::SocketAddrV4;
 
 use crate::backend::udp::owner::Owner;
-use crate::fast_path::{FastPath, FastPathError, Link, Program};
+use crate::fast_path::{FastPath, Link, Program};
 use crate::host::netlink::filters::{Filter, FilterPlace, Side};
 use crate::host::netlink::{self, NetlinkError};
 
@@ -36,16 +37,8 @@ pub(crate) enum Attachment {
     Filter(Filter),
 }
 
-/// A program could not be attached.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// The kernel refused a map, a program, or a link.
-    #[error(transparent)]
-    Link(#[from] FastPathError),
-    /// It has no such links, and refused a filter.
-    #[error(transparent)]
-    Filter(#[from] NetlinkError),
-}
+/// Why a program is not in its place, for people.
+pub(crate) type AttachError = Box<dyn Error + Send + Sync>;
 
 /// How programs are attached.
 #[derive(Clone, Copy)]

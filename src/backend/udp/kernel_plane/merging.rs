@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::device::features::{FeatureError, cut_tcp, merge_received};
+use crate::device::features::{cut_tcp, merge_received};
 use crate::fast_path::Program;
 use crate::host::netlink::devices::remove_link_now;
 use crate::host::netlink::{self, NetlinkError, devices};
@@ -71,21 +71,10 @@ pub(super) struct Pair {
     attachment: Option<Attachment>,
 }
 
-/// The pair could not be made.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum PairError {
-    #[error(transparent)]
-    Netlink(#[from] NetlinkError),
-    #[error(transparent)]
-    Feature(#[from] FeatureError),
-    #[error(transparent)]
-    Program(#[from] AttachError),
-}
-
 impl Pair {
     /// Makes the pair that goes with the TUN device `tun`, or takes the one that an earlier weftd
     /// has left.
-    pub(super) async fn make(attacher: Attacher<'_>, tun: &str) -> Result<Self, PairError> {
+    pub(super) async fn make(attacher: Attacher<'_>, tun: &str) -> Result<Self, AttachError> {
         let names = pair_names(tun);
         if find(tun).await?.is_none() {
             // Refused if a name is taken by somebody else's device.

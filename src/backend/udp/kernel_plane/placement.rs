@@ -86,7 +86,7 @@ impl Placement {
                 Ok(pair) => self.pair = Some(pair),
                 Err(error) => {
                     self.delivery.trust(Instant::now());
-                    self.logged.once(&with_causes(&error), |text| {
+                    self.logged.once(&with_causes(&*error), |text| {
                         warn!("packets that {tun} receives are not merged, which is slow: {text}");
                     });
                 }
