@@ -49,6 +49,7 @@ pub struct UdpReserved {
 /// The port and a device, taken.
 #[derive(Debug)]
 pub(super) struct TunnelReserved {
+    pub(super) owner: Owner,
     pub(super) sockets: Vec<TunnelSocket>,
     pub(super) queues: Vec<Tun>,
     pub(super) mtu_bytes: u16,
@@ -82,7 +83,7 @@ pub(crate) async fn reserve(
     let checked = async |(sockets, queues): (Vec<TunnelSocket>, Vec<Tun>)| {
         let desired = desired(&queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&desired).await?;
-        Ok(TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload })
+        Ok(TunnelReserved { owner, sockets, queues, mtu_bytes, worker_count, offload })
     };
     let once = async || {
         let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;

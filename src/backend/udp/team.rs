@@ -23,6 +23,8 @@ use crate::forward::{IcmpLimiter, Local};
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
 
+use super::owner::Owner;
+
 /// Processors per worker that is started unasked. A packet costs the pods and the kernel's own
 /// work on their behalf about as much again as it costs a worker; workers on every processor would
 /// take from those who feed them.
@@ -41,7 +43,7 @@ pub(super) struct Seat {
 
 /// What all workers of a team have in common.
 pub(super) struct Orders {
-    pub(super) network: Prefix,
+    pub(super) owner: Owner,
     pub(super) subnet: Prefix,
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
@@ -84,7 +86,7 @@ impl Team {
                 bulk: queues.by_ref().take(lanes.saturating_sub(1)).collect(),
                 socket: Arc::clone(&seat.socket),
                 local: Local {
-                    network: orders.network,
+                    network: orders.owner.network,
                     subnet: orders.subnet,
                     tun_address: orders.subnet.network(),
                     underlay: seat.socket.address,

@@ -35,7 +35,6 @@ use crate::status::{FastPath, TunnelEnd};
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
 use super::open::{TunnelReserved, configure, desired};
-use super::owner::Owner;
 use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
@@ -75,19 +74,19 @@ impl Tunnel {
         routes: Published,
         taken: Arc<Taken>,
     ) -> Result<Self, StartError> {
-        let TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
-        let Setup { network, subnet, .. } = *setup;
-        let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
+        let TunnelReserved { owner, sockets, queues, mtu_bytes, worker_count, offload } = reserved;
+        let subnet = setup.subnet;
+        let host = HostFollower::new(setup.following(vec![owner.network], INTERFACE_PERIOD))?;
         let overlay = configure(setup, mtu_bytes, &queues[0]).await?;
-        let (port, is_kept) = (settings.port, setup.dataplane.keep_tunnel);
-        tun_device::settle(&queues[0], Owner { port, network }, is_kept).await?;
+        let is_kept = setup.dataplane.keep_tunnel;
+        tun_device::settle(&queues[0], owner, is_kept).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let handover = setup.handover.clone();
         handover.offer(duplicates(&queues, &seats));
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let orders = Orders {
-            network,
+            owner,
             subnet,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
             engine: team::settle_engine(setup.dataplane.engine),
@@ -96,7 +95,7 @@ impl Tunnel {
             ends: ends_sender,
         };
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
-        let prober = Prober::open(subnet.network(), port, mtu_bytes, taken);
+        let prober = Prober::open(subnet.network(), owner.port, mtu_bytes, taken);
         let mut reporter = Reporter::new(setup);
         reporter.reachability = prober.reachability();
         let mut tunnel = Self {
@@ -135,7 +134,7 @@ impl Tunnel {
     /// What the kernel's programs go by.
     pub(super) fn kernel_inputs(&self, tables: watch::Receiver<()>) -> Inputs {
         Inputs {
-            owner: self.owner(),
+            owner: self.orders.owner,
             subnet: self.orders.subnet,
             routes: self.orders.routes.clone(),
             tables,
@@ -365,10 +364,6 @@ impl Tunnel {
         )
     }
 
-    fn owner(&self) -> Owner {
-        Owner { port: self.settings.port, network: self.orders.network }
-    }
-
     fn device_name(&self) -> &str {
         &self.overlay.desired.device.name
     }
@@ -404,8 +399,9 @@ impl Tunnel {
         }
         let queues = open_queues(name, self.offload, self.worker_count)?;
         let subnet = Some(self.orders.subnet);
-        tun_device::settle(&queues[0], self.owner(), self.is_kept).await?;
-        let mut desired = desired(&queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
+        tun_device::settle(&queues[0], self.orders.owner, self.is_kept).await?;
+        let network = self.orders.owner.network;
+        let mut desired = desired(&queues[0], network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(&self.prober.limits);
         self.overlay = Overlay::establish(desired).await?;
         self.handover.offer(duplicates(&queues, &self.seats));
