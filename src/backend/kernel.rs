@@ -60,7 +60,7 @@ impl Means {
     /// is reached.
     fn follows(&self) -> (Duration, bool) {
         match self {
-            Self::Vxlan(device) => (VXLAN_PERIOD, device.goes_by_routes()),
+            Self::Vxlan(device) => (VXLAN_PERIOD, device.settings.direct_routing),
             Self::HostGw => (HOST_GW_PERIOD, false),
             Self::Alloc => (INTERFACE_PERIOD, false),
         }

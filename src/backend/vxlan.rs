@@ -34,7 +34,7 @@ const KIND: BackendKind = BackendKind::Vxlan;
 /// The VXLAN device, which can be made.
 #[derive(Debug)]
 pub(super) struct VxlanDevice {
-    settings: VxlanBackendConfig,
+    pub(super) settings: VxlanBackendConfig,
     pub(super) mac: MacAddress,
     /// The UDP port that it has.
     port: Option<u16>,
@@ -80,11 +80,6 @@ pub(super) async fn prepare(
 }
 
 impl VxlanDevice {
-    /// Whether a peer's way depends on routes to anywhere.
-    pub(super) fn goes_by_routes(&self) -> bool {
-        self.settings.direct_routing
-    }
-
     pub(super) fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
         device::mtu_bytes(&self.settings, external)
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tracing::debug;
 
 use crate::backend::status::log_changes;
@@ -57,25 +57,20 @@ impl PeerSet {
     }
 }
 
-/// What a udp node publishes beside flannel's attributes; flannel ignores it, for its udp nodes
-/// publish no data.
-#[derive(Debug, Serialize, Deserialize)]
-struct Announcement {
-    /// Its programs take datagrams without a UDP checksum, and only those: others go through
-    /// UDP_GRO to its workers, which without a checksum would get them one by one.
-    #[serde(rename = "UDPZeroChecksum")]
-    zero_checksum: bool,
-}
+/// What a udp node says beside flannel's attributes if its programs take datagrams without a UDP
+/// checksum, and only those: others go through UDP_GRO to its workers, which without a checksum
+/// would get them one by one. flannel ignores it, for its udp nodes publish no data.
+const TAKES_NO_CHECKSUM: &str = "UDPZeroChecksum";
 
 /// What this node publishes while its programs run.
 pub(super) fn announcement() -> Option<RawJson> {
-    RawJson::of(&Announcement { zero_checksum: true }).ok()
+    RawJson::of(&json!({ TAKES_NO_CHECKSUM: true })).ok()
 }
 
 fn takes_no_checksum(lease: &Lease) -> bool {
     let data = lease.attributes.backend_data.as_ref();
-    let data = data.and_then(|data| serde_json::from_str::<Announcement>(data.0.get()).ok());
-    data.is_some_and(|data| data.zero_checksum)
+    let data = data.and_then(|data| serde_json::from_str::<Value>(data.0.get()).ok());
+    data.is_some_and(|data| data[TAKES_NO_CHECKSUM] == true)
 }
 
 #[cfg(test)]

@@ -371,8 +371,8 @@ impl Tunnel {
     /// Makes a new TUN device of the old name and new workers; retries until it succeeds.
     async fn rebuild(&mut self, reason: &str) {
         let name = self.device_name().to_owned();
-        warn!("{name} has to be made again: {reason}");
         let why = format!("{name} has to be made again: {reason}");
+        warn!("{why}");
         self.reporter.state(|state| (state.is_up, state.wrong) = (false, Some(why)));
         self.ground.send_replace(None);
         let mut logged = LogOnce::default();
