@@ -272,7 +272,7 @@ impl KubeStore {
         self.own.note(node.map_err(|why| StoreError::unavailable(WRITING, why))?, false);
         if let Step::TellUp(uid) = &step {
             info!("Told the Node {:?} that its network is available", self.own.name);
-            self.own.told_up(uid.clone());
+            self.own.state().told_up = Some(uid.clone());
         }
         Ok(step)
     }
@@ -303,7 +303,7 @@ impl KubeStore {
                 Ok(step) => {
                     backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
                     self.tell(step, &mut told, status);
-                    self.own.changed().await;
+                    self.own.changed.notified().await;
                 }
                 Err(error) => {
                     failures.once(&with_causes(&error), |text| {

@@ -17,11 +17,11 @@ use crate::route::Prefix;
 pub(in crate::control) struct OwnNode {
     pub(in crate::control) name: String,
     state: Mutex<State>,
-    changed: Notify,
+    pub(super) changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// The subnet, and what the annotations should say.
     held: Option<(Prefix, LeaseAttributes)>,
     /// As last seen; `None` if it is gone.
@@ -31,7 +31,7 @@ struct State {
     /// Whether the network works and the Node may show it.
     is_up: bool,
     /// The uid of the Node that shows it.
-    told_up: Option<String>,
+    pub(super) told_up: Option<String>,
 }
 
 /// What is due.
@@ -64,13 +64,8 @@ impl OwnNode {
         ListParams::default().fields(&format!("metadata.name={}", self.name))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until there may be something to do.
-    pub(super) async fn changed(&self) {
-        self.changed.notified().await;
     }
 
     /// An event or an answer about the Node, unless it is older than what is known.
@@ -102,11 +97,6 @@ impl OwnNode {
     pub(super) fn network_is_up(&self) {
         self.state().is_up = true;
         self.changed.notify_one();
-    }
-
-    /// The Node knows that the network works.
-    pub(super) fn told_up(&self, uid: String) {
-        self.state().told_up = Some(uid);
     }
 
     /// What is wrong with the operator's address for the others, if something is.
