@@ -111,19 +111,6 @@ struct LoadProgram {
     log: u64,
 }
 
-/// For BPF_LINK_CREATE.
-#[repr(C)]
-#[derive(Default)]
-struct CreateLink {
-    program: u32,
-    device: u32,
-    hook: u32,
-    flags: u32,
-    relative: u32,
-    padding: u32,
-    expected_revision: u64,
-}
-
 /// For BPF_OBJ_GET_INFO_BY_FD.
 #[repr(C)]
 struct GetInfo {
@@ -285,8 +272,8 @@ pub fn load(
 /// Has `program` see the packets of the device numbered `device`, after programs that are there
 /// already, until the descriptor returned is closed. Needs TCX (kernel 6.6); EINVAL without.
 pub fn attach(program: BorrowedFd<'_>, device: u32, hook: Hook) -> io::Result<OwnedFd> {
-    let (program, hook) = (number(program), hook as u32);
-    let mut attributes = CreateLink { program, device, hook, ..CreateLink::default() };
+    // The member `link_create`, up to its flags.
+    let mut attributes = [number(program), device, hook as u32, 0];
     // SAFETY: BPF_LINK_CREATE takes numbers only.
     unsafe { bpf(LINK_CREATE, &mut attributes) }.map(own)
 }

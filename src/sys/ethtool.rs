@@ -19,16 +19,6 @@ pub enum Ask {
     SetReceiveMerging = 0x2c,
 }
 
-impl Ask {
-    /// The value that goes with it.
-    fn data(self) -> u32 {
-        match self {
-            Self::ClearTransmitChecksum | Self::ClearTcpSegmentation => 0,
-            Self::SetReceiveMerging => 1,
-        }
-    }
-}
-
 /// `struct ethtool_value`.
 #[repr(C)]
 struct Value {
@@ -40,7 +30,7 @@ struct Value {
 /// the device's value.
 pub fn ask(socket: BorrowedFd<'_>, name: &str, ask: Ask) -> io::Result<u32> {
     let mut request = request_for(name)?;
-    let mut value = Value { command: ask as u32, data: ask.data() };
+    let mut value = Value { command: ask as u32, data: u32::from(ask == Ask::SetReceiveMerging) };
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: SIOCETHTOOL reads one `ifreq`, and by its pointer reads and writes, for the commands
     // of `Ask`, one `ethtool_value`. `request` and `value` are these, and outlive the call.
