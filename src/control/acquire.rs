@@ -85,11 +85,11 @@ impl SubnetManager {
             self.noted_write(claimed)?;
             let snapshot = self.noted(self.store.list().await)?;
             self.status.reject(&snapshot.rejected);
+            let candidates = &mut candidates;
             match self.attempt(store, config, attributes, &snapshot, previous, candidates).await {
                 Ok(Some(granted)) => return Ok(granted),
                 Ok(None) => {}
                 Err(AcquireError::Store(StoreError::Conflict(_))) => {
-                    candidates = wider(candidates);
                     // Whatever took it, a listing that does not show it would name it again.
                     previous = None;
                     sleep(pause.next_wait()).await;
@@ -108,31 +108,44 @@ impl SubnetManager {
         attributes: &LeaseAttributes,
         snapshot: &Snapshot,
         previous: Option<Prefix>,
-        candidates: usize,
+        candidates: &mut usize,
     ) -> Result<Option<Granted>, AcquireError> {
         if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
             return self.reuse(store, config, attributes, held).await;
         }
-        let taken: Vec<Prefix> = snapshot.taken(config.network).collect();
+        let mut taken: Vec<Prefix> = snapshot.taken(config.network).collect();
         let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
         if let Some(previous) = previous.filter(is_free) {
             if config.leasable(previous) {
                 info!("Found previously leased subnet ({previous}), reusing");
-                return self.create_any(store, std::iter::once(previous), attributes).await;
+                return Ok(Some(self.create(store, previous, attributes).await?));
             }
             info!(
                 "Found previously leased subnet ({previous}) not compatible with the Etcd \
                  network config, ignoring"
             );
         }
-        let free = free_subnets(config, taken.clone(), candidates);
-        let (Some(first), Some(last)) = (free.first(), free.last()) else {
-            self.status.edit().store.subnets_exhausted += 1;
-            let NetworkConfig { subnet_min, subnet_max, subnet_length_bits, .. } = *config;
-            return Err(AcquireError::Exhausted(subnet_min, subnet_max, subnet_length_bits));
-        };
-        info!("Picking subnet in range {} ... {}", first.network(), last.network());
-        self.create_any(store, picks(config, taken, free), attributes).await
+        let mut lost = None;
+        for _ in 0..TRIES_PER_LISTING {
+            let free = free_subnets(config, taken.clone(), *candidates);
+            let Some(picked) = fastrand::choice(&free).copied() else { break };
+            if lost.is_none() {
+                let (first, last) = (free[0].network(), free[free.len() - 1].network());
+                info!("Picking subnet in range {first} ... {last}");
+            }
+            match self.create(store, picked, attributes).await {
+                Err(StoreError::Conflict(key)) => lost = Some(key),
+                created => return Ok(Some(created?)),
+            }
+            taken.push(picked);
+            *candidates = candidates.saturating_mul(CANDIDATES_GROWTH).min(CANDIDATES_MAX);
+        }
+        if let Some(key) = lost {
+            return Err(StoreError::Conflict(key).into());
+        }
+        self.status.edit().store.subnets_exhausted += 1;
+        let NetworkConfig { subnet_min, subnet_max, subnet_length_bits, .. } = *config;
+        Err(AcquireError::Exhausted(subnet_min, subnet_max, subnet_length_bits))
     }
 
     /// Takes the subnet that the node has by the store, or deletes an entry that it can't use.
@@ -158,53 +171,19 @@ impl SubnetManager {
         Ok(None)
     }
 
-    /// Takes the first of `subnets` that nobody else took meanwhile.
-    async fn create_any(
+    /// Takes a subnet, unless somebody else took it meanwhile.
+    async fn create(
         &self,
         store: &Leased,
-        subnets: impl Iterator<Item = Prefix>,
+        subnet: Prefix,
         attributes: &LeaseAttributes,
-    ) -> Result<Option<Granted>, AcquireError> {
-        let mut lost = String::new();
-        for subnet in subnets {
-            let wanted = Lease::wanted(subnet, attributes.clone());
-            let created = store.write(&wanted, self.timing.lease_ttl, Phase::Starts).await;
-            match self.noted_write(created) {
-                Err(StoreError::Conflict(key)) => lost = key,
-                created => {
-                    let (created, public_ip) = (created?, attributes.public_ip);
-                    info!("Allocated lease ({subnet}) to current node ({public_ip})");
-                    return Ok(Some(created));
-                }
-            }
-        }
-        Err(StoreError::Conflict(lost).into())
+    ) -> StoreResult<Granted> {
+        let wanted = Lease::wanted(subnet, attributes.clone());
+        let created = store.write(&wanted, self.timing.lease_ttl, Phase::Starts).await;
+        self.noted_write(created).inspect(|_| {
+            info!("Allocated lease ({subnet}) to current node ({})", attributes.public_ip);
+        })
     }
-}
-
-/// Subnets to try in turn, at random: the first of `free`, each further one from a wider range.
-fn picks(
-    config: &NetworkConfig,
-    taken: Vec<Prefix>,
-    free: Vec<Prefix>,
-) -> impl Iterator<Item = Prefix> {
-    let mut range = free;
-    let mut tried = Vec::new();
-    std::iter::from_fn(move || {
-        if !tried.is_empty() {
-            // Only now: most nodes never lose a race.
-            range = free_subnets(config, taken.clone(), wider(range.len()));
-            range.retain(|subnet| !tried.contains(subnet));
-        }
-        let picked = *fastrand::choice(&range)?;
-        tried.push(picked);
-        Some(picked)
-    })
-    .take(TRIES_PER_LISTING)
-}
-
-fn wider(candidates: usize) -> usize {
-    candidates.saturating_mul(CANDIDATES_GROWTH).min(CANDIDATES_MAX)
 }
 
 #[cfg(test)]
