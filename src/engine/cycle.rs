@@ -254,7 +254,6 @@ mod tests {
     use crate::engine::contain::tests::Scene;
     use crate::engine::{Engine, EngineWanted, Worker};
     use crate::offload::VNET_HEADER_BYTES;
-    use crate::packet::Span;
     use crate::route::Published;
     use crate::sys::tun_io::{Write, WriteBatch};
 
@@ -283,7 +282,7 @@ mod tests {
             let (mut packets, mut load) = (0, 0);
             while packets < share.packets && load < share.load {
                 let Some(number) = self.lanes[lane].pop_front() else { break };
-                load += reads.push([0; VNET_HEADER_BYTES], Span::new(number, 100));
+                load += reads.push(number, VNET_HEADER_BYTES + 100);
                 packets += 1;
             }
             reads.moved.drained = packets < share.packets && load < share.load;
@@ -306,7 +305,7 @@ mod tests {
 
     /// The order in which turns take packets, until there are none.
     fn order(mut queues: Queues) -> Vec<u32> {
-        let (mut reads, mut receives) = (Reads::new(1), Receives::new());
+        let (mut reads, mut receives) = (Reads::new(1000), Receives::new());
         let (mut lanes, mut order) = (Lanes::new(LANES_MAX - 1), Vec::new());
         let ready = Ready { socket: false, ..Ready::BOTH };
         while !queues.later.is_empty() || queues.lanes.iter().any(|lane| !lane.is_empty()) {

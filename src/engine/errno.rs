@@ -75,32 +75,6 @@ pub(super) fn classify_write_error(error: &io::Error, is_super: bool) -> WriteEr
     }
 }
 
-/// What to do after a failed TUN read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReadError {
-    /// Nothing is left for now.
-    Drained,
-    /// Try again.
-    Interrupted,
-    /// One packet could not be handed over, and is lost; the queue goes on.
-    Packet,
-    /// The device is gone.
-    Gone,
-}
-
-/// Reads the errno of a TUN read.
-///
-/// Only EBADFD says that the device is gone. EINVAL is one packet whose offload the kernel can't
-/// express (`tun_put_user`, drivers/net/tun.c), already taken off the queue.
-pub(super) fn classify_read_error(error: &io::Error) -> ReadError {
-    match Errno::from_io_error(error) {
-        Some(Errno::AGAIN) => ReadError::Drained,
-        Some(Errno::INTR) => ReadError::Interrupted,
-        Some(Errno::BADFD | Errno::BADF) => ReadError::Gone,
-        _ => ReadError::Packet,
-    }
-}
-
 /// What a failed receive means: mostly no more than that nothing is to be had now.
 pub(super) fn receive_failed(error: io::Error) -> Result<(), WorkerEnd> {
     match Errno::from_io_error(&error) {
@@ -112,6 +86,7 @@ pub(super) fn receive_failed(error: io::Error) -> Result<(), WorkerEnd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::io::Reads;
 
     #[test]
     fn only_an_error_about_form_changes_the_form() {
@@ -131,10 +106,13 @@ mod tests {
 
     #[test]
     fn an_unreadable_packet_is_no_lost_device() {
-        let of = |errno: Errno| classify_read_error(&errno.into());
-        assert_eq!(of(Errno::INVAL), ReadError::Packet);
-        assert_eq!(of(Errno::BADFD), ReadError::Gone);
-        assert_eq!(of(Errno::AGAIN), ReadError::Drained);
+        let mut reads = Reads::new(0);
+        reads.moved.drained = false;
+        assert!(reads.fail(Errno::INVAL.into()).is_ok());
+        assert_eq!((reads.unreadable, reads.moved.drained), (1, false));
+        assert!(matches!(reads.fail(Errno::BADFD.into()), Err(WorkerEnd::TunGone(_))));
+        assert!(reads.fail(Errno::AGAIN.into()).is_ok());
+        assert_eq!((reads.unreadable, reads.moved.drained), (1, true));
         assert!(receive_failed(Errno::AGAIN.into()).is_ok());
         let forbidden = receive_failed(Errno::PERM.into());
         assert!(forbidden.is_err(), "a forbidden receive would spin for ever");

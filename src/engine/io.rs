@@ -7,6 +7,8 @@
 
 use std::io;
 
+use rustix::io::Errno;
+
 use crate::device::LANES;
 use crate::offload::VNET_HEADER_BYTES;
 use crate::packet::Span;
@@ -14,7 +16,6 @@ use crate::sys::Slots;
 use crate::sys::tun_io::{Write, WriteBatch};
 use crate::sys::udp::{ReceiveBatch, Received};
 
-use super::errno::{ReadError, classify_read_error};
 use super::idle::Moved;
 use super::worker::WorkerEnd;
 
@@ -140,23 +141,27 @@ impl Reads {
         (self.unreadable, self.moved) = (0, Moved::NOTHING);
     }
 
-    /// A read failed. A batch of nothing but packets that can't be handed over is no queue any
-    /// more.
+    /// A read failed. Only EBADFD says that the device is gone. EINVAL is one packet whose offload
+    /// the kernel can't express (`tun_put_user`, drivers/net/tun.c), already taken off the queue:
+    /// it is lost, and the queue goes on. A batch of nothing but such packets is no queue any more.
     pub(super) fn fail(&mut self, error: io::Error) -> Result<(), WorkerEnd> {
-        match classify_read_error(&error) {
-            ReadError::Drained => self.moved.drained = true,
-            ReadError::Interrupted => {}
-            ReadError::Packet => self.unreadable += 1,
-            ReadError::Gone => return Err(WorkerEnd::TunGone(error)),
+        match Errno::from_io_error(&error) {
+            Some(Errno::AGAIN) => self.moved.drained = true,
+            Some(Errno::INTR) => {}
+            Some(Errno::BADFD | Errno::BADF) => return Err(WorkerEnd::TunGone(error)),
+            _ => self.unreadable += 1,
         }
         if self.unreadable < BATCH_PACKETS { Ok(()) } else { Err(WorkerEnd::TunGone(error)) }
     }
 
     /// Returns what the packet weighs against a batch.
-    pub(super) fn push(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: Span) -> usize {
+    pub(super) fn push(&mut self, at: usize, frame_bytes: usize) -> usize {
+        let mut vnet_header = [0; VNET_HEADER_BYTES];
+        vnet_header.copy_from_slice(&self.arena[at..at + VNET_HEADER_BYTES]);
+        let bytes = frame_bytes.saturating_sub(VNET_HEADER_BYTES);
+        let packet = Span::new(at + VNET_HEADER_BYTES, bytes);
         self.packets.push(Read { vnet_header, packet });
         self.moved.packets += 1;
-        let bytes = packet.bytes as usize;
         self.moved.bytes += bytes;
         let [_, _, _, _, low, high, ..] = vnet_header;
         let segment_bytes = usize::from(u16::from_le_bytes([low, high]));

@@ -1,11 +1,9 @@
 //! The portable engine: read and writev on the TUN device, recvmmsg on the socket.
 
-use std::io;
 use std::os::fd::AsFd;
 
 use crate::device::Tun;
 use crate::offload::VNET_HEADER_BYTES;
-use crate::packet::Span;
 use crate::sys::tun_io::{Write, WriteBatch};
 
 use super::errno::receive_failed;
@@ -92,27 +90,16 @@ fn read_lane(lane: &Tun, reads: &mut Reads, share: Share) -> Result<usize, Worke
         && load < share.load
         && reads.packets.len() - first + reads.unreadable < share.packets
     {
+        // A packet follows the one before it in the arena: its offload header comes to lie on that
+        // one's last bytes, which are put back. Two short copies cost less than a second iovec in
+        // each read, and than a span of its own for each packet of a GSO batch.
         let at = reads.moved.bytes;
-        let frame = &mut reads.arena[at..][..VNET_HEADER_BYTES + PACKET_BYTES_MAX];
-        match read_over(lane, frame) {
-            Ok((vnet_header, bytes)) => {
-                load += reads.push(vnet_header, Span::new(at + VNET_HEADER_BYTES, bytes));
-            }
-            Err(error) => reads.fail(error)?,
-        }
+        let mut before = [0; VNET_HEADER_BYTES];
+        before.copy_from_slice(&reads.arena[at..at + VNET_HEADER_BYTES]);
+        let read = lane.read(&mut reads.arena[at..][..VNET_HEADER_BYTES + PACKET_BYTES_MAX]);
+        let taken = read.map(|bytes| load += reads.push(at, bytes));
+        reads.arena[at..at + VNET_HEADER_BYTES].copy_from_slice(&before);
+        taken.or_else(|error| reads.fail(error))?;
     }
     Ok(load)
-}
-
-/// Reads a packet so that it follows the one before it in the arena: the offload header comes to
-/// lie on that one's last bytes, which are put back. Two short copies cost less than a second
-/// iovec in each read, and than a span of its own for each packet of a GSO batch.
-fn read_over(tun: &Tun, frame: &mut [u8]) -> io::Result<([u8; VNET_HEADER_BYTES], usize)> {
-    let mut before = [0; VNET_HEADER_BYTES];
-    before.copy_from_slice(&frame[..VNET_HEADER_BYTES]);
-    let read = tun.read(frame);
-    let mut vnet_header = [0; VNET_HEADER_BYTES];
-    vnet_header.copy_from_slice(&frame[..VNET_HEADER_BYTES]);
-    frame[..VNET_HEADER_BYTES].copy_from_slice(&before);
-    Ok((vnet_header, read?.saturating_sub(VNET_HEADER_BYTES)))
 }

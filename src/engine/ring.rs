@@ -4,7 +4,6 @@
 use std::os::fd::AsFd;
 
 use crate::offload::VNET_HEADER_BYTES;
-use crate::packet::Span;
 use crate::sys::Slots;
 use crate::sys::ring::{Lent, Ring, RingError};
 use crate::sys::tun_io::{Write, WriteBatch};
@@ -103,12 +102,7 @@ impl Io for RingIo {
         for index in 0..count {
             match self.ring.answer(index) {
                 Ok(bytes) => {
-                    let at = (slot + index) * READ_SLOTS.stride;
-                    let mut vnet_header = [0; VNET_HEADER_BYTES];
-                    vnet_header.copy_from_slice(&reads.arena[at..at + VNET_HEADER_BYTES]);
-                    let packet_bytes = bytes.saturating_sub(VNET_HEADER_BYTES);
-                    load +=
-                        reads.push(vnet_header, Span::new(at + VNET_HEADER_BYTES, packet_bytes));
+                    load += reads.push((slot + index) * READ_SLOTS.stride, bytes);
                     taken += 1;
                 }
                 Err(error) => {
