@@ -81,7 +81,7 @@ pub(super) fn run(
             break end;
         }
         let next = idle.after_turn(egress.reads.moved.and(ingress.receives.moved));
-        let room_limit_ns = egress.waits_until_ns().map(|at_ns| at_ns.saturating_sub(now_ns));
+        let room_limit_ns = egress.waits_until_ns.map(|at_ns| at_ns.saturating_sub(now_ns));
         ready = match wait(next, config, stop, room_limit_ns, &mut idle) {
             Ok(ready) => ready,
             Err(error) => break WorkerEnd::WaitFailed(error),
@@ -89,7 +89,7 @@ pub(super) fn run(
     };
     if egress.is_waiting() {
         // Every packet has an outcome: what waits goes now or is dropped.
-        egress.wait_no_longer();
+        egress.waits_until_ns = Some(0);
         let (table, local) = (routes.load(), local(config));
         let context = context(config, &local, table, &stats.egress, monotonic_ns());
         let _ended_already = contain::turn(&mut egress, &mut io, config, &context);

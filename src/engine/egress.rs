@@ -41,8 +41,9 @@ pub(super) struct EgressHalf {
     singles: SendBatch,
     /// Messages of the plan that were sent or dropped.
     settled: usize,
-    /// Until when packets wait for room in the send buffer.
-    waits_until_ns: Option<u64>,
+    /// Until when packets of the last batch wait for room in the send buffer, if they do: there is
+    /// no place to read another one. Once that is past, they are sent in the next turn, or dropped.
+    pub(super) waits_until_ns: Option<u64>,
     /// Messages that were held back because they may be for nobody.
     held_back: u64,
     progress: Progress,
@@ -132,20 +133,9 @@ impl EgressHalf {
         }
     }
 
-    /// Until when packets of the last batch wait for room in the send buffer, if they do: there is
-    /// no place to read another one.
-    pub(super) fn waits_until_ns(&self) -> Option<u64> {
-        self.waits_until_ns
-    }
-
     /// Whether packets wait for room in the send buffer.
     pub(super) fn is_waiting(&self) -> bool {
         self.waits_until_ns.is_some()
-    }
-
-    /// What waits for room is sent in the next turn, or dropped.
-    pub(super) fn wait_no_longer(&mut self) {
-        self.waits_until_ns = Some(0);
     }
 
     /// Sends what is left of the plan; returns whether that was all of it.
