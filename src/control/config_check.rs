@@ -27,21 +27,25 @@ const SHOWN_CHARS_MAX: usize = 200;
 type Compared = Result<Option<String>, String>;
 
 impl SubnetManager {
-    /// Reads the configuration again after each listing, of which `listed` tells: a store that lost
-    /// its data, was replaced or was edited shows at the next one. The file beside a store that is
+    /// Reads the configuration again when it `may_be_changed`: a store that lost its data, was
+    /// replaced or was edited shows at the next listing. The file beside a store that is
     /// seldom listed is read again each minute. What is in use may be `from_cache`; if it is not,
     /// it was read a moment ago, and the first listing is no reason to read it again.
-    pub(super) async fn check_config(&self, from_cache: bool, listed: &Notify) -> Infallible {
+    pub(super) async fn check_config(
+        &self,
+        from_cache: bool,
+        may_be_changed: &Notify,
+    ) -> Infallible {
         let Some(used) = self.used_config.get() else { return std::future::pending().await };
         let is_file = self.store.leased().is_none();
         let usual_pause = is_file.then(|| FILE_PERIOD.min(self.timing.relist_period));
         let (mut is_first, mut logged, mut pause) = (from_cache, Ok(None), usual_pause);
         if !from_cache {
-            listed.notified().await;
+            may_be_changed.notified().await;
         }
         loop {
             tokio::select! {
-                () = listed.notified() => {}
+                () = may_be_changed.notified() => {}
                 Some(()) = OptionFuture::from(pause.map(sleep)) => {}
             }
             let found = compare(self, used).await;

@@ -68,7 +68,7 @@ impl SubnetManager {
         peers: &Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
-        let (timing, random, now, listed) =
+        let (timing, random, now, may_be_changed) =
             (self.timing, fastrand::Rng::new(), now(), Notify::new());
         let from_cache = matches!(held, Held::Cached(_));
         let machine = match held {
@@ -82,7 +82,7 @@ impl SubnetManager {
         let driver = Driver {
             manager: self,
             peers,
-            listed: &listed,
+            may_be_changed: &may_be_changed,
             attributes: attributes.clone(),
             told,
             request: None,
@@ -97,7 +97,7 @@ impl SubnetManager {
         let end = tokio::select! {
             end = driver.drive(machine) => end,
             never = keep => match never {},
-            never = self.check_config(from_cache, &listed) => match never {},
+            never = self.check_config(from_cache, &may_be_changed) => match never {},
         };
         // flannel's last words on a lost lease, however it was lost.
         warn!("Lease has been revoked. Shutting down daemon.");
@@ -134,8 +134,9 @@ type Answer = (Option<Watch>, Event);
 struct Driver<'a> {
     manager: &'a SubnetManager,
     peers: &'a Sender<Arc<Peers>>,
-    /// Told of each listing.
-    listed: &'a Notify,
+    /// Told when the network configuration may be another one: after each listing, and when a peer
+    /// has another backend.
+    may_be_changed: &'a Notify,
     attributes: Receiver<LeaseAttributes>,
     /// As last seen.
     told: LeaseAttributes,
@@ -177,6 +178,10 @@ impl<'a> Driver<'a> {
             }),
             Command::DropWatch => self.watch = None,
             Command::Publish(peers) => {
+                let ours = &self.told.backend_type;
+                if peers.values().any(|peer| peer.attributes.backend_type != *ours) {
+                    self.may_be_changed.notify_one();
+                }
                 self.peers.send_replace(peers);
             }
             Command::Remember(known) => {
@@ -211,7 +216,7 @@ impl<'a> Driver<'a> {
                 self.watch = watch.or_else(|| self.watch.take());
                 if let Event::Listed(Ok(_)) = event {
                     self.manager.status.edit().relists += 1;
-                    self.listed.notify_one();
+                    self.may_be_changed.notify_one();
                 }
                 event
             }

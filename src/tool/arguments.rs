@@ -124,7 +124,8 @@ pub(super) enum Command {
 
 #[derive(Debug, Args)]
 pub(super) struct PingArguments {
-    /// The node: its name, public address, subnet, or any address in its subnet.
+    /// The node: its name, public address or subnet; or the address of a pod there, to be pinged
+    /// as well.
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     pub(super) node: Option<String>,
     /// Every node, 64 at a time.

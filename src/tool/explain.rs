@@ -98,6 +98,22 @@ fn explain(
     Ok(Explained { schema: SCHEMA, question, goes, steps, not_considered: NOT_CONSIDERED })
 }
 
+/// Where the kernel takes what this host's pods send to `destination`, a pod of a peer: an error if
+/// it ends here, and otherwise a reason why it may. Nothing if the kernel was not asked.
+pub(super) fn pods_way(
+    destination: Ipv4Addr,
+    status: &Status,
+    peers: &[Peer],
+) -> Result<Option<String>, String> {
+    let Some(host) = ThisHost::read(status, peers) else { return Ok(None) };
+    let source = Ipv4Addr::from_bits(host.lease.subnet.first_host().to_bits() + 1);
+    let length_bytes = HEADER_BYTES_MIN as u16;
+    let question = Question { source, destination, length_bytes, dont_fragment: false };
+    let Some(asked) = host.asked(&question, status) else { return Ok(None) };
+    let Ok(answers) = kernel::ask(&asked) else { return Ok(None) };
+    answers.agree(&asked).map(|()| answers.parting_by_mark(&asked))
+}
+
 /// What [`run`] gives, for people.
 pub(super) fn render(explained: &Explained, style: Style) -> String {
     let Explained { question: Question { source, destination, .. }, goes, .. } = explained;

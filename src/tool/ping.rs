@@ -11,6 +11,7 @@ use crate::backend_kind::BackendKind;
 use crate::route::Prefix;
 use crate::status::{Lease, Peer, PeerState, SCHEMA, Status};
 use crate::tool::echo::{self, Echoes, Leg};
+use crate::tool::explain;
 use crate::tool::peers::{self, milliseconds};
 use crate::tool::style::Style;
 
@@ -62,8 +63,9 @@ enum Shows {
     Lossy,
 }
 
-/// Pings the node of this name, public address, subnet, or any address in its subnet, or else all.
-/// `status` and `peers` are what weftd says of itself.
+/// Pings the node of this name, public address, subnet, or any address in its subnet, which is a
+/// pod's unless it is of the node's own; or else all. `status` and `peers` are what weftd says of
+/// itself.
 pub(super) fn run(
     node: Option<&str>,
     pod: Option<Ipv4Addr>,
@@ -81,6 +83,7 @@ pub(super) fn run(
     if meant.is_empty() {
         bail!("weftd knows no other node");
     }
+    let pod = pod.or_else(|| pod_named(node?, meant.first()?.subnet));
     if let Some((pod, subnet)) = pod.zip(meant.first().map(|peer| peer.subnet))
         && !subnet.contains(pod)
     {
@@ -93,11 +96,22 @@ pub(super) fn run(
         let each = some.iter().zip(legs);
         reports.extend(each.map(|(peer, legs)| Report::of(peer, legs, kind)));
     }
+    if let (Some(_), [peer], [report]) = (node, meant, reports.as_mut_slice()) {
+        let to = pod.unwrap_or_else(|| peer.subnet.first_host());
+        report.add(explain::pods_way(to, status, peers), pod.is_some());
+    }
     Ok(Pinged { schema: SCHEMA, peers: reports })
 }
 
 fn has_device(kind: Option<BackendKind>) -> bool {
     kind.is_some_and(BackendKind::has_device)
+}
+
+/// The pod that is meant, if this is the address of one.
+fn pod_named(name: &str, subnet: Prefix) -> Option<Ipv4Addr> {
+    let address = name.parse().ok()?;
+    let is_nodes = [subnet.network(), subnet.first_host()].contains(&address);
+    (subnet.contains(address) && !is_nodes).then_some(address)
 }
 
 fn find<'a>(peers: &'a [Peer], name: &str) -> anyhow::Result<&'a Peer> {
@@ -158,6 +172,25 @@ impl Report {
             Some(_) | None => {}
         }
         Self { subnet: peer.subnet, node: peer.node.clone(), legs, shows, conclusion, well }
+    }
+
+    /// The echoes are this host's own: `way` is that of its pods, to a pod if one `is_pinged`.
+    fn add(&mut self, way: Result<Option<String>, String>, is_pinged: bool) {
+        match way {
+            Ok(None) => {}
+            Ok(Some(unless)) => {
+                write!(self.conclusion, "; what this host's pods send goes, {unless}").ok();
+            }
+            Err(parting) => {
+                let parting = parting.trim_start_matches("but ");
+                let own = &self.conclusion;
+                self.conclusion = format!(
+                    "what this host's pods send there ends on this host: {parting}. This host's \
+                     own echoes: {own}"
+                );
+                self.well &= !is_pinged;
+            }
+        }
     }
 }
 

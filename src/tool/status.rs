@@ -16,6 +16,10 @@ use crate::tool::{advice, peers};
 /// Reasons of drops that come with advice: the screen is for more than these.
 const ADVICE_MAX: usize = 3;
 
+/// A device that is made drops the kernel's own IPv6 announcements, some five: fewer than twice
+/// that tell nothing.
+const DEVICE_DROPS_MIN: u64 = 10;
+
 /// The status for people: one screen, what is wrong first, counters last.
 pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
     let mut out = render_verdict(&status.verdict, now_unix, style);
@@ -33,6 +37,7 @@ pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
         ("fast path", status.fast_path.as_ref().map(render_fast_path)),
         ("egress", status.egress.as_ref().map(render_direction)),
         ("ingress", status.ingress.as_ref().map(render_direction)),
+        ("next", Some(next(status.verdict.state).to_owned())),
     ];
     for (name, value) in lines {
         value.and_then(|value| line(name, value));
@@ -62,6 +67,18 @@ fn render_verdict(verdict: &Verdict, now_unix: u64, style: Style) -> String {
         write!(lines, ": {}", texts.join("\n           ")).ok();
     }
     lines + "\n"
+}
+
+/// What shows more than this.
+fn next(state: State) -> &'static str {
+    match state {
+        State::Ready => {
+            "if pods can't reach one of another host all the same: `weft ping` its address"
+        }
+        State::Degraded | State::NotReady => {
+            "`weft check` here; if that finds no cause on this host, on the peer's host"
+        }
+    }
 }
 
 fn render_version(status: &Status) -> String {
@@ -143,7 +160,7 @@ fn render_fast_path(fast_path: &FastPath) -> String {
 
 /// What the kernel dropped at the overlay's own devices; the external interface has other traffic.
 fn render_device_drops(status: &Status) -> Option<String> {
-    let drops = status.own_drops().into_iter().filter(|(.., count)| *count > 0);
+    let drops = status.own_drops().into_iter().filter(|(.., count)| *count >= DEVICE_DROPS_MIN);
     let texts = joined(drops.map(|(device, way, count)| match way {
         Way::Egress => format!("{device} {count} on the way out"),
         Way::Ingress => format!("{device} {count} on the way in"),
@@ -290,9 +307,9 @@ mod tests {
             .into(),
             ..Status::default()
         };
-        let text = line(&status(3), "devices").unwrap();
-        assert!(text.contains("flannel0 3 ") && !text.contains("eth0"), "{text}");
-        assert_eq!(line(&status(0), "devices"), None);
+        let text = line(&status(30), "devices").unwrap();
+        assert!(text.contains("flannel0 30 ") && !text.contains("eth0"), "{text}");
+        assert_eq!(line(&status(5), "devices"), None, "announcements of a new device");
     }
 
     #[test]

@@ -131,6 +131,18 @@ fn ping_names_the_broken_leg() {
     assert!(text.contains("no-route"), "{text}");
     assert_eq!(code, Some(1));
 
+    // The host reaches the pod, and its own pods don't.
+    let host = &overlay.lab.hosts[0];
+    let route = host.exec(&["ip", "-o", "route", "get", &near]);
+    let by = route.split_whitespace().skip_while(|word| *word != "dev").nth(1).expect("a device");
+    let (text, code) = ping(&[&pod]);
+    assert!(code == Some(0) && text.contains(&format!("pod          {pod}")), "{text}");
+    host.exec(&["ip", "route", "add", "default", "via", "172.20.0.77", "table", "99"]);
+    host.exec(&["ip", "rule", "add", "iif", by, "lookup", "99"]);
+    let (text, code) = ping(&[&pod]);
+    assert!(code == Some(1) && text.contains(&format!("iif {by}")), "{text}");
+    host.exec(&["ip", "rule", "delete", "iif", by, "lookup", "99"]);
+
     overlay.lab.hosts[1].exec(&["nft", CLOSED]);
     let (text, code) = ping(&[&pod, "-o", "json"]);
     let answer: serde_json::Value = serde_json::from_str(&text).expect("JSON");

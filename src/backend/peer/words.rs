@@ -35,9 +35,9 @@ impl PeerState {
             Self::InGrace => "it is new here and has not answered yet".to_owned(),
             Self::Refused { by, code: 2 | 3 } if by == host => format!(
                 "the answer to {what} is, with the address {by}, that the port is unreachable: \
-                 {daemon}{port_too}? Else a firewall there rejects it, this host's NAT takes it \
-                 elsewhere, or a second machine has that address: `weft check` on both hosts looks \
-                 for all three"
+                 {daemon}{port_too}? Else a firewall there rejects it, or a rule of this host's \
+                 OUTPUT or NAT, or a second machine has that address: `weft check` on both \
+                 hosts looks for all of them"
             ),
             Self::Refused { by, code } => {
                 format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
@@ -50,9 +50,10 @@ impl PeerState {
             ),
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: `weft \
-                 check` here names what drops {what} from {host}, and `weft drops` what weftd \
-                 does; else they are damaged on the way (InCsumErrors of `nstat -az` grows), or a \
-                 rule drops them that `weft check` can't judge (`nft list ruleset`)"
+                 check` here names the rule, route or rp_filter that drops {what} from {host}, and \
+                 `weft drops` what weftd does; else they are damaged on the way (InCsumErrors of \
+                 `nstat -az` grows), or a rule drops them that `weft check` can't judge (`nft list \
+                 ruleset`)"
             ),
             Self::OneWay(Way::Foreign(source)) => format!(
                 "its packets arrive here from {source} and the like, which is in no lease of \
