@@ -350,14 +350,6 @@ impl Status {
         });
         both.map(|(name, way, count)| (name.as_str(), way, count)).collect()
     }
-
-    /// What workers count of one direction.
-    pub fn of_way(&self, way: Way) -> Option<&Direction> {
-        match way {
-            Way::Egress => self.egress.as_ref(),
-            Way::Ingress => self.ingress.as_ref(),
-        }
-    }
 }
 
 /// What only a later release has a word for counts as absent.

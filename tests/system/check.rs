@@ -12,8 +12,7 @@ use super::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, wait_until};
 use super::support::overlay::{CONFIG, Overlay};
 
 /// What depends on the machine that runs the tests and on nothing that they do.
-const OF_THE_MACHINE: [&str; 5] =
-    ["cap-bpf", "conntrack-table", "io-uring", "open-files", "processors"];
+const OF_THE_MACHINE: [&str; 4] = ["cap-bpf", "conntrack-table", "io-uring", "open-files"];
 
 /// What `weft check` says of a host, whose files are in `dir`.
 pub(super) fn check(host: &Namespace, dir: &Path, more: &[&str]) -> Output {

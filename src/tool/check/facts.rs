@@ -89,7 +89,6 @@ pub(super) struct ProcessFacts {
     pub(super) is_root: bool,
     pub(super) capabilities: Option<CapabilitySet>,
     pub(super) open_files_max: Option<u64>,
-    pub(super) processors: Option<usize>,
 }
 
 /// The way to a peer's host and back.

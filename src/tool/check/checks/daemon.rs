@@ -3,16 +3,11 @@
 use super::super::facts::{DaemonState, Facts, OtherDaemon, UdpSocket};
 use super::super::finding::{Checked, failed, skipped, warning, well};
 use crate::route::Prefix;
-use crate::status::{Lease, Way};
+use crate::status::Lease;
 
 /// Fewer bytes than any file system's block, for a file of some 100 bytes and its copy.
 const FREE_BYTES_MIN: u64 = 64 << 10;
 const FREE_FILES_MIN: u64 = 8;
-
-/// Below that many, drops at a device are not worth an alarm.
-const DROPS_MIN: u64 = 1000;
-/// One in so many packets.
-const DROPS_SHARE: u64 = 100;
 
 const ENDED: &str = "Start weftd; its log says why it ended, such as a right that its unit or \
                      container lacks. If it runs, give its --socket.";
@@ -173,29 +168,6 @@ pub(super) fn directory(facts: &Facts) -> Checked {
         false => failed(
             format!("{path} can't be written"),
             "Mount it writable, or choose another --subnet-file.",
-        ),
-    }
-}
-
-pub(super) fn device_drops(facts: &Facts) -> Checked {
-    let status = facts.answered()?;
-    status.lease.as_ref().ok_or("not counted")?;
-    let by_kernel =
-        status.fast_path.as_ref().map_or(0, |it| it.taken.packets_sent + it.taken.packets_received);
-    let is_many = |(_, way, drops): &(&str, Way, u64)| {
-        let by_workers = status.of_way(*way).map_or(0, |counts| counts.packets_received);
-        *drops >= DROPS_MIN && *drops > (by_workers + by_kernel) / DROPS_SHARE
-    };
-    let many = status.own_drops().into_iter().filter(is_many);
-    let texts = many
-        .map(|(device, way, drops)| format!("{device} dropped {drops} packets on the way {way}"));
-    let texts: Vec<_> = texts.collect();
-    match texts.is_empty() {
-        true => well("few or none"),
-        false if status.egress.is_none() => Ok(texts.join(", ")),
-        false => warning(
-            texts.join(", "),
-            "The host is too slow for what pods send, or was for a while: see docs/performance.md.",
         ),
     }
 }

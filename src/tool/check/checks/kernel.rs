@@ -7,7 +7,6 @@ use super::super::finding::{Checked, failed, skipped, warning, well};
 use super::super::firewall::{FORWARDED, Hook, Packet, RECEIVED, SENT, dropped_by};
 use super::network::{external_name, strangers};
 use crate::host::netlink::policies::Policy;
-use crate::netfilter::guard::table_name;
 use crate::route::Prefix;
 
 /// Of a setting below `/proc/sys`.
@@ -137,25 +136,6 @@ pub(super) fn firewall_output(facts: &Facts) -> Checked {
 
 pub(super) fn firewall_input(facts: &Facts) -> Checked {
     tunnel_passes(facts, RECEIVED, |port, whom| format!("UDP port {port} is closed{whom}"))
-}
-
-/// One that is left and that nobody keeps; of the daemon's own `weft status` tells.
-pub(super) fn port_guard(facts: &Facts) -> Checked {
-    if facts.status().is_some_and(|status| status.guard.is_some()) {
-        return well("weftd keeps its own");
-    }
-    let table = table_name(facts.network()?);
-    let is_its = |table_of: &str| table_of.strip_prefix("ip ") == Some(&table);
-    if !facts.firewall()?.iter().any(|chain| is_its(&chain.table)) {
-        return well("there is none");
-    }
-    if facts.status().is_none() && facts.others.is_empty() {
-        return well("that of the last weftd, which the next one keeps or removes");
-    }
-    warning(
-        format!("the nftables table {table} of an earlier weftd keeps new nodes out"),
-        format!("Remove it: nft delete table ip {table}."),
-    )
 }
 
 pub(super) fn firewall_forward(facts: &Facts) -> Checked {

@@ -80,43 +80,24 @@ fn addresses_of<'a>(host: &'a Snapshot, link: &Link) -> impl Iterator<Item = &'a
     host.addresses.iter().filter(move |address| address.interface_index == index)
 }
 
-/// Whether a link carries packets; what to do where nothing is at its other end.
-fn is_up(link: &Link, connect: &str) -> Checked {
+pub(super) fn external_link(facts: &Facts) -> Checked {
+    let link = external_of(facts)?;
     let name = &link.id.name;
     if !link.is_up {
         return failed(format!("{name} is down"), format!("ip link set {name} up"));
     }
     if !link.has_carrier {
-        return failed(format!("{name} has no carrier"), connect);
+        let cure = "Look at the cable, the switch, or the virtual machine's network.";
+        return failed(format!("{name} has no carrier"), cure);
     }
     Ok(format!("{name} is up, MTU {}", link.mtu_bytes))
 }
 
-pub(super) fn external_link(facts: &Facts) -> Checked {
-    let connect = "Look at the cable, the switch, or the virtual machine's network.";
-    is_up(external_of(facts)?, connect)
-}
-
-/// The name of the overlay's device, and the device if it is there.
-fn own_device(facts: &Facts) -> Result<(&str, Option<&Link>), Finding> {
+pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
     facts.answered()?;
     facts.host()?;
     let name = facts.device().ok_or("the backend has no device of its own, or not yet")?;
-    Ok((name, facts.link(name)))
-}
-
-pub(super) fn device(facts: &Facts) -> Checked {
-    let (name, link) = own_device(facts)?;
-    let cure = "Who removed it? weftd makes it again within seconds; else restart weftd.";
-    match link {
-        Some(link) => is_up(link, "weftd does not hold it; restart weftd."),
-        None => failed(format!("{name} is not there"), cure),
-    }
-}
-
-pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
-    let (name, link) = own_device(facts)?;
-    let own_bytes = link.ok_or("the device is not there")?.mtu_bytes;
+    let own_bytes = facts.link(name).ok_or("the device is not there")?.mtu_bytes;
     let external = external_of(facts)?;
     let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
     let most = external.mtu_bytes.saturating_sub(overhead);
@@ -197,26 +178,6 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
         return failed(format!("net.ipv4.conf.{name}.forwarding is 0"), cure);
     }
     Ok(format!("{name} is up, with an address and a route"))
-}
-
-pub(super) fn overlay_route(facts: &Facts) -> Checked {
-    let (name, link) = own_device(facts)?;
-    let index = link.ok_or("the device is not there")?.id.index;
-    if facts.backend() != Some(BackendKind::Udp) {
-        return skipped("`weft peers` tells of the routes to single hosts");
-    }
-    let network = facts.lease().ok_or("weftd has no lease yet")?.network;
-    let is_ours = |route: &Route| {
-        let mut hops = route.next_hops.iter();
-        route.destination == network && hops.any(|hop| hop.interface_index == index)
-    };
-    match facts.host()?.routes.iter().any(is_ours) {
-        true => Ok(format!("{network} dev {name}")),
-        false => failed(
-            format!("no route {network} dev {name}"),
-            "weftd sets it again within seconds; if not, its log says why.",
-        ),
-    }
 }
 
 /// Routes that take parts of the network elsewhere, as text.

@@ -118,16 +118,3 @@ pub(super) fn open_files(facts: &Facts) -> Checked {
         format!("Raise the limit to {OPEN_FILES_MIN} (LimitNOFILE=, ulimit -n)."),
     )
 }
-
-pub(super) fn processors(facts: &Facts) -> Checked {
-    let allowed = facts.process.processors.ok_or("the allowed processors can't be read")?;
-    let evidence = format!("allowed processors: {allowed}");
-    match facts.status().map_or(0, |status| status.workers.len()) {
-        0 => Ok(evidence),
-        workers if workers > allowed => warning(
-            format!("workers: {workers}, {evidence}"),
-            format!("Choose --workers={allowed}, or allow weftd more processors."),
-        ),
-        workers => Ok(format!("workers: {workers}, {evidence}")),
-    }
-}

@@ -11,7 +11,6 @@ use super::super::facts::{
     Resolved, SubnetFacts, UdpSocket,
 };
 use super::super::finding::{Finding, Judgement as Judged};
-use super::super::firewall::Chain;
 use super::super::firewall::iptables::parse as parse_iptables;
 use super::CHECKS;
 use crate::backend_kind::BackendKind;
@@ -24,8 +23,8 @@ use crate::host::state::{
 };
 use crate::route::Prefix;
 use crate::status::{
-    Backend, Cause, DeviceDrops, Direction, FastPath, Fault, Kept, Lately, Lease, Peer, PeerState,
-    Rules, State, Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
+    Backend, Cause, Direction, FastPath, Fault, Kept, Lately, Lease, Peer, PeerState, Rules, State,
+    Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
 };
 
 const DAEMON: u32 = 100;
@@ -63,11 +62,6 @@ fn status(kind: BackendKind) -> Status {
             kept: Kept { in_place: true, checks: 1, ..Kept::default() },
         }),
         backend: Some(Backend { kind: Some(kind), done: None }),
-        device_drops: [
-            ("eth0".to_owned(), DeviceDrops { egress: 900_000, ingress: 9 }),
-            ("flannel0".to_owned(), DeviceDrops { egress: 3, ingress: 0 }),
-        ]
-        .into(),
         egress: Some(counts.clone()),
         ingress: Some(counts),
         worker: Some(WorkerCounts::default()),
@@ -192,7 +186,6 @@ fn before_start() -> Facts {
             is_root: true,
             capabilities: Some(CapabilitySet::all()),
             open_files_max: Some(1024),
-            processors: Some(2),
         },
         host: Some(Snapshot {
             links: vec![link(1, "lo", 65536), link(2, "eth0", 1500)],
@@ -321,9 +314,6 @@ const OF_THE_DAEMON: &[Wrong] = &[
     ("subnet-directory", Judged::Failed, "0 files free", |it| {
         it.directory.as_mut().unwrap().free_files = Some(0);
     }),
-    ("device-drops", Judged::Warning, "flannel0 dropped 5000 packets", |it| {
-        said(it).device_drops.get_mut("flannel0").unwrap().egress = 5000;
-    }),
     ("etcd-endpoints", Judged::Failed, "http://a:1: refused", |it| {
         it.etcd[0].answer = Err("refused".to_owned());
     }),
@@ -352,9 +342,6 @@ const OF_THE_DAEMON: &[Wrong] = &[
     ("open-files", Judged::Warning, "may open 64 files", |it| {
         it.process.open_files_max = Some(64);
     }),
-    ("processors", Judged::Warning, "workers: 1, allowed processors: 0", |it| {
-        it.process.processors = Some(0);
-    }),
 ];
 
 /// Faults of the host.
@@ -373,10 +360,6 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("external-link", Judged::Failed, "eth0 is down", |it| host(it).links[1].is_up = false),
     ("external-link", Judged::Failed, "no carrier", |it| host(it).links[1].has_carrier = false),
-    ("overlay-device", Judged::Failed, "flannel0 is not there", |it| {
-        host(it).links.remove(2);
-    }),
-    ("overlay-device", Judged::Failed, "flannel0 is down", |it| host(it).links[2].is_up = false),
     ("overlay-mtu", Judged::Failed, "flannel0 has MTU 1473", |it| {
         host(it).links[2].mtu_bytes = 1473;
     }),
@@ -420,9 +403,6 @@ const OF_THE_HOST: &[Wrong] = &[
     ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
         let rules = "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p udp --dport 8285 -j REDIRECT\n";
         it.firewall = Some(parse_iptables(rules));
-    }),
-    ("overlay-route", Judged::Failed, "no route 10.5.0.0/16 dev flannel0", |it| {
-        host(it).routes.remove(2);
     }),
     ("foreign-routes", Judged::Failed, "10.5.3.0/24 dev eth0", |it| {
         host(it).routes.push(route("10.5.3.0/24", 2, Some("192.0.2.9")));
@@ -478,10 +458,6 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("firewall-input", Judged::Warning, "UDP port 8285 is closed", |it| {
         it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
-    }),
-    ("port-guard", Judged::Warning, "weft-guard-10.5.0.0-16 of an earlier weftd", |it| {
-        let table = "ip weft-guard-10.5.0.0-16".to_owned();
-        it.firewall = Some(vec![Chain { table, ..Chain::default() }]);
     }),
     ("firewall-forward", Judged::Warning, "policy of FORWARD", |it| {
         it.firewall = Some(parse_iptables("*filter\n:FORWARD DROP [0:0]\n"));

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 
 use procfs::process::{Limit, LimitValue, Process, all_processes};
 use rustix::process::Pid;
-use rustix::thread::{capabilities, sched_getaffinity};
+use rustix::thread::capabilities;
 
 use crate::config::flags::Given;
 use crate::tool::ask::shares_network;
@@ -54,7 +54,6 @@ pub(super) fn read(daemon: Option<u32>) -> ProcessFacts {
         is_root: rustix::process::geteuid().is_root(),
         capabilities: capabilities(pid).ok().map(|sets| sets.effective),
         open_files_max: limits.as_ref().map(|limits| soft(limits.max_open_files)),
-        processors: sched_getaffinity(pid).ok().map(|set| set.count() as usize),
     }
 }
 
@@ -65,7 +64,7 @@ mod tests {
     #[test]
     fn procfs_is_read() {
         let own = read(None);
-        assert!(own.capabilities.is_some() && own.processors > Some(0), "{own:?}");
+        assert!(own.capabilities.is_some(), "{own:?}");
         assert!(own.open_files_max > Some(0), "{own:?}");
         let by_pid = read(Some(std::process::id()));
         assert_eq!((by_pid.capabilities, by_pid.is_daemon), (own.capabilities, true));
