@@ -65,9 +65,19 @@ macro_rules! drop_reasons {
 
             /// One line for the operator.
             pub fn describe(self) -> &'static str {
+                self.texts().0
+            }
+
+            /// What to look at first.
+            pub fn advice(self) -> &'static str {
+                self.texts().1
+            }
+
+            /// Both, as the comment has them.
+            fn texts(self) -> (&'static str, &'static str) {
                 match self {
                     $(Self::$name => concat!($($doc,)+).trim_ascii(),)+
-                }
+                }.split_once(" Look at: ").unwrap_or_default()
             }
         }
     };
@@ -75,76 +85,122 @@ macro_rules! drop_reasons {
 
 drop_reasons! {
     /// Shorter than an IPv4 header.
+    /// Look at: which host that is not a peer sends to the tunnel port
     Runt = "runt",
     /// An IPv6 packet; the udp backend carries IPv4 only.
+    /// Look at: on egress usually nothing: the kernel sends IPv6 announcements on every new device;
+    /// on ingress which host sends them
     Ipv6 = "ipv6",
     /// The version field is neither 4 nor 6.
+    /// Look at: which host that is not a peer sends to the tunnel port
     BadVersion = "bad-version",
     /// The header length field is below 5 words or beyond the packet.
+    /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, its memory
+    /// or network card
     BadHeaderLength = "bad-ihl",
     /// The total length field is below the header length or beyond the packet.
+    /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, an MTU that
+    /// truncates datagrams
     BadTotalLength = "bad-totlen",
     /// The IPv4 header checksum is wrong.
+    /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, its memory
+    /// or network card
     BadChecksum = "bad-checksum",
     /// The offload header of a TUN read contradicts the packet behind it.
+    /// Look at: the kernel: try `--offload=none` and report it
     BadOffloadHeader = "bad-vnet-hdr",
     /// The time to live ran out at this hop.
+    /// Look at: traceroute causes a few; many mean a routing loop in the pods
     TtlExpired = "ttl-expired",
     /// The packet arrived with a time to live of zero.
+    /// Look at: a peer that forwards expired packets
     TtlZero = "ttl-zero",
     /// No lease covers the destination.
+    /// Look at: the destination pod's host: does `weft peers` list its subnet?
     NoRoute = "no-route",
     /// The destination is in this host's subnet, and the host's routes lead it into the overlay.
+    /// Look at: this host's bridge for pods: is it there and up, with the subnet's first address?
     OwnSubnet = "own-subnet",
     /// The inner source can't be a host: 0/8, 127/8, 169.254/16, multicast, class E, our own TUN
     /// address.
+    /// Look at: the pod or peer that sends with such an address
     SourceMartian = "src-martian",
     /// The inner source lies in our own subnet, yet came from the network.
+    /// Look at: a second host with this subnet, or a forger
     SourceIsLocalSubnet = "src-is-local-subnet",
     /// The inner source is leased to another peer than the one that sent it.
+    /// Look at: the peer: address translation, two addresses, or a forger
     SourceNotPeerLease = "src-not-peer-lease",
     /// No lease holds the inner source, which `--peer-check=strict` asks for.
+    /// Look at: a node that is new, if it stops within seconds; else who sends from there?
     SourceNotLeased = "src-not-leased",
     /// The datagram came from another port than the tunnel's, which `--peer-check=strict` asks for.
+    /// Look at: a peer behind address translation needs `--peer-check=loose`; else a pod's packets
+    /// that a host masquerades
     OuterPort = "outer-port",
     /// The inner destination can't be a host: 0/8, 127/8, class E.
+    /// Look at: the pod that sends there
     DestinationMartian = "dst-martian",
     /// The inner destination is multicast or broadcast.
+    /// Look at: the application: multicast is not carried, it must use unicast
     DestinationMulticast = "dst-multicast",
     /// The inner destination is not in our own subnet.
+    /// Look at: a peer with outdated leases (its clock, its store), or a forger
     DestinationNotLocal = "dst-not-local",
     /// The inner packet asks for a loose or strict source route (RFC 7126, sections 4.3 and 4.4).
+    /// Look at: the sender: no ordinary program does this
     SourceRoute = "source-route",
     /// A congested router marked the datagram around a packet that can't carry the mark (RFC 6040,
     /// section 4.2).
+    /// Look at: the routers and switches between the hosts: tunnel datagrams say that they are not
+    /// ECN-capable, and a congested router should drop such, not mark them
     CongestionMark = "congestion-mark",
     /// A tunnel packet inside a tunnel packet, addressed to our own tunnel socket.
+    /// Look at: a forger, or a pod network that runs over the tunnel
     NestedTunnel = "nested-tunnel",
     /// One of our own tunnel packets was routed back into the TUN device.
+    /// Look at: this host's routes: the route to a peer must not lead into the overlay
     OwnLoop = "own-loop",
     /// Larger than the overlay MTU, and nobody on this path may fragment it.
+    /// Look at: the MTU in the pods; it must be at most `FLANNEL_MTU`
     Oversize = "oversize",
     /// Larger than the overlay MTU with Don't Fragment set; Fragmentation Needed was due.
+    /// Look at: the MTU in the pods; it must be at most `FLANNEL_MTU`. A few are normal: path MTU
+    /// discovery
     DontFragmentMtu = "df-mtu",
     /// The socket's send buffer or a device queue was full.
+    /// Look at: the external interface: slower than the load, or its queue is too short
     SendBufferFull = "tx-enobufs",
     /// Nothing has been heard from the peer since much was sent to it, and the socket's send buffer
     /// was half full, as it is of datagrams that wait for hosts which are down.
+    /// Look at: `ip neighbour`: hosts of the same link that are down and still sent to (`FAILED`,
+    /// `INCOMPLETE`); else the external interface, which is slower than the load
     SendUnanswered = "tx-unanswered",
     /// The kernel forbade the send: a firewall rule, a route or an IPsec policy.
+    /// Look at: `ip route get` the peer's public address, which shows a route of type prohibit; if
+    /// that is well, this host's OUTPUT rules for the tunnel's UDP port, and `ip xfrm policy`
     SendForbidden = "tx-eperm",
     /// The kernel has no route to the peer's public address.
+    /// Look at: this host's route to the peer: `ip route get` its public address
     SendUnreachable = "tx-unreach",
     /// The send failed with an error that has no reason of its own.
+    /// Look at: `ip route get` the peer's public address, which shows a blackhole route; if that is
+    /// well, `ip -statistics link` of the external interface; if that counts errors,
+    /// `--offload=none`
     SendFailed = "tx-error",
     /// More arrived than this host delivers, and the socket's receive buffer was nearly full: what
     /// those send who send much goes first.
+    /// Look at: who sends so much: `weft drops`; then CPU: the host cannot take packets as fast as
+    /// they arrive
     ReceiveOverload = "rx-overload",
     /// The TUN device's queue was full.
+    /// Look at: CPU: the host cannot take packets as fast as they arrive
     TunFull = "tun-full",
     /// The TUN device refused the packet; it is down, gone, or rejects the frame.
+    /// Look at: `ip link show flannel0`; the log says whether the device is being recreated
     TunWriteFailed = "tun-write",
     /// A bug in weft hit this packet or another of its batch; the log shows the first bytes.
+    /// Look at: the log: the line `Internal error in weftd` names the place in the code; report it
     InternalError = "internal-error",
 }
 

@@ -16,8 +16,8 @@ use crate::stats::{DropReason, SAMPLE_BYTES_MAX};
 use crate::status::{Drops, SCHEMA, Sample, Way};
 use crate::tool::arguments::{DropsArguments, Output};
 use crate::tool::ask::ask;
+use crate::tool::pcapng;
 use crate::tool::style::print;
-use crate::tool::{advice, pcapng};
 
 /// Between two looks. A worker keeps the last 64 packets of each direction.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -141,7 +141,7 @@ impl<'a> Dropped<'a> {
 
     /// What the reason means, and where to look.
     fn meaning(&self) -> String {
-        format!("{} Look at: {}", self.reason.describe(), advice::of(self.reason))
+        format!("{} Look at: {}", self.reason.describe(), self.reason.advice())
     }
 
     /// A line, and below it what the reason means, if it `is_new`.
@@ -252,8 +252,8 @@ mod tests {
             assert!(line.contains(part), "{part:?} is not in {line}");
         }
         assert!(line.ends_with('\n') && line[8..].starts_with(".123 "), "{line}");
-        assert!(dropped.line(true).contains(advice::of(DropReason::NoRoute)));
-        assert!(!line.contains(advice::of(DropReason::NoRoute)), "{line}");
+        assert!(dropped.line(true).contains(DropReason::NoRoute.advice()));
+        assert!(!line.contains(DropReason::NoRoute.advice()), "{line}");
         for broken in [
             Sample { reason: "zz".to_owned(), ..sample.clone() },
             Sample { bytes: "zz".to_owned(), ..sample },

@@ -1,7 +1,6 @@
 //! `weft`, the operator's tool: asks a running daemon by its status socket, and works on this host
 //! without one where that makes sense.
 
-pub mod advice;
 mod arguments;
 mod ask;
 mod bugreport;

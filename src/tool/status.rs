@@ -10,8 +10,8 @@ use crate::status::{
     Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, Rules, SCHEMA, State,
     Status, Store, Verdict, Way, Worker,
 };
+use crate::tool::peers;
 use crate::tool::style::Style;
-use crate::tool::{advice, peers};
 
 /// Reasons of drops that come with advice: the screen is for more than these.
 const ADVICE_MAX: usize = 3;
@@ -19,6 +19,14 @@ const ADVICE_MAX: usize = 3;
 /// A device that is made drops the kernel's own IPv6 announcements, some five: fewer than twice
 /// that tell nothing.
 const DEVICE_DROPS_MIN: u64 = 10;
+
+/// Reasons of which a few are normal on a healthy host.
+const NORMAL: [DropReason; 4] = [
+    DropReason::Ipv6,
+    DropReason::DestinationMulticast,
+    DropReason::TtlExpired,
+    DropReason::DontFragmentMtu,
+];
 
 /// The status for people: one screen, what is wrong first, counters last.
 pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
@@ -43,7 +51,7 @@ pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
         value.and_then(|value| line(name, value));
     }
     for (reason, Lately { packets, seconds_ago }) in notable_drops(status) {
-        let (id, ago, advice) = (reason.id(), peers::ago(seconds_ago), advice::of(reason));
+        let (id, ago, advice) = (reason.id(), peers::ago(seconds_ago), reason.advice());
         line("look at", format!("{id}: {packets} in 10 minutes, the last {ago} ago: {advice}"));
     }
     // A single worker's counters are the totals above.
@@ -185,7 +193,7 @@ fn render_backend(backend: &Backend) -> Option<String> {
 fn notable_drops(status: &Status) -> Vec<(DropReason, Lately)> {
     let of =
         |reason: &DropReason| Some((*reason, *status.drops_lately.as_ref()?.get(reason.id())?));
-    let all = DropReason::ALL.iter().filter(|reason| !advice::is_normal(**reason));
+    let all = DropReason::ALL.iter().filter(|reason| !NORMAL.contains(reason));
     let mut all: Vec<_> = all.filter_map(of).collect();
     all.sort_by_key(|(reason, lately)| (Reverse(lately.packets), *reason));
     all.truncate(ADVICE_MAX);
@@ -288,7 +296,7 @@ mod tests {
         assert_eq!(reasons, [DropReason::BadChecksum, no_route]);
         let status =
             Status { drops_lately: Some([(no_route.id().to_owned(), lately(1))].into()), ..status };
-        let advice = advice::of(no_route);
+        let advice = no_route.advice();
         let expected = format!("no-route: 1 in 10 minutes, the last 2m ago: {advice}");
         assert_eq!(line(&status, "look at"), Some(expected));
         assert!(

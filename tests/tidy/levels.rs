@@ -145,7 +145,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "tool",
         &[
-            &["advice", "arguments", "ask", "cni", "install_conf", "pcapng", "refusal", "style"],
+            &["arguments", "ask", "cni", "install_conf", "pcapng", "refusal", "style"],
             &["cleanup", "drops", "echo", "explain/kernel", "table"],
             &["config", "explain", "lease", "peers"],
             &["ping", "status"],
