@@ -17,13 +17,14 @@ pub(super) struct Flag {
     pub(super) help: &'static str,
 }
 
-/// Makes values, defaults and flags of rows: `field "name": type = default, help;`.
+/// Makes values, defaults and flags of rows: `field "name": type = default;`, each with its help as
+/// comment.
 macro_rules! flags {
-    ($($field:ident $name:literal: $type:ident = $default:expr, $help:literal;)*) => {
+    ($($(#[doc = $help:literal])+ $field:ident $name:literal: $type:ident = $default:expr;)*) => {
         /// The value of each flag, syntactically right but not yet checked for meaning.
         #[derive(Debug, Clone)]
         pub(super) struct FlagValues {
-            $(pub(super) $field: $type,)*
+            $($(#[doc = $help])+ pub(super) $field: $type,)*
             /// The flags that were given, each as `--name` or the variable that stands for it.
             pub(super) given: BTreeMap<&'static str, String>,
         }
@@ -38,115 +39,115 @@ macro_rules! flags {
         pub(super) const FLAGS: &[Flag] = &[$(Flag {
             name: $name,
             place: |values| Place::$type(&mut values.$field),
-            help: $help,
+            help: concat!($($help),+).trim_ascii(),
         },)*];
     };
 }
 
 flags! {
-    engine "engine": Text = "auto",
-        "packet `engine`: auto, io_uring or mmsg";
-    etcd_cafile "etcd-cafile": Text = "",
-        "PEM `file` of the authority that etcd's certificates are checked against";
-    etcd_certfile "etcd-certfile": Text = "",
-        "PEM `file` of the client certificate shown to etcd; needs etcd-keyfile";
-    etcd_endpoints "etcd-endpoints": Text = "http://127.0.0.1:4001,http://127.0.0.1:2379",
-        "comma-separated `URLs` of the etcd cluster";
-    etcd_keyfile "etcd-keyfile": Text = "",
-        "PEM `file` of the client certificate's private key; needs etcd-certfile";
-    etcd_password "etcd-password": Secret = Secret(String::new()),
-        "password of etcd-username; rather set FLANNELD_ETCD_PASSWORD";
-    etcd_prefix "etcd-prefix": Text = "/coreos.com/network",
-        "`prefix` of the keys in etcd";
-    etcd_username "etcd-username": Text = "",
-        "`user` to authenticate to etcd as; needs etcd-password";
-    fast_path "fast-path": Text = "off",
-        "whether the kernel carries what it can of the udp backend's packets: auto, on or off";
-    follow_address "follow-address": Switch = true,
-        "move the tunnel and the lease when the address of the external interface is replaced; \
-         false waits for a restart, as flanneld does";
-    guard "guard": Switch = false,
-        "keep everyone but the peers from the tunnel's UDP port, with nftables";
-    healthz_ip "healthz-ip": Text = "0.0.0.0",
-        "`address` on which /healthz and /readyz answer";
-    healthz_port "healthz-port": Number = 0,
-        "port on which /healthz and /readyz answer; 0 is off";
-    iface "iface": List = [],
-        "`interface` (name or address) for traffic between hosts; may be given several times, \
-         the first that matches wins";
-    iface_can_reach "iface-can-reach": Text = "",
-        "use the interface over which this `address` is reached";
-    iface_regex "iface-regex": List = [],
-        "regular `expression` on interface addresses, then names; may be given several times, \
-         tried after iface";
-    ip_blackhole_route "ip-blackhole-route": Switch = false,
-        "keep a blackhole route for the own subnet, behind any other route to it";
-    ip_masq "ip-masq": Switch = false,
-        "masquerade traffic that leaves the overlay";
-    ip_masq_fully_random_disable "ip-masq-fully-random-disable": Switch = false,
-        "masquerade without random source ports";
-    iptables_forward_rules "iptables-forward-rules": Switch = true,
-        "add accept rules for the overlay network to the FORWARD chain";
-    iptables_resync "iptables-resync": Number = 5,
-        "`seconds` between looks at the rules of iptables or nftables";
-    keep_tunnel "keep-tunnel": Switch = false,
-        "leave the udp backend's device and the kernel's programs in place when weftd ends, for \
-         the next weftd; weft cleanup removes them";
-    kube_annotation_prefix "kube-annotation-prefix": Text = "flannel.alpha.coreos.com",
-        "`prefix` of the node annotations";
-    kube_api_url "kube-api-url": Text = "",
-        "`URL` of the Kubernetes API server; without it, of the kubeconfig or the pod";
-    kube_subnet_mgr "kube-subnet-mgr": Switch = false,
-        "take the subnet of this Node from the Kubernetes API";
-    kubeconfig_file "kubeconfig-file": Text = "",
-        "kubeconfig `file`; without it, the pod's service account";
-    local_store "local-store": Text = "",
-        "keep configuration and leases as files in this `directory` instead of etcd";
-    log_format "log-format": Text = "text",
-        "`format` of the log lines: text (as klog writes) or json";
-    log_backtrace_at "log_backtrace_at": Text = "",
-        "emit a stack trace when logging hits file:N (not built)";
-    metrics_address "metrics-address": Text = "",
-        "`address:port` on which /metrics answers, such as 127.0.0.1:8286; off without it";
-    net_config_path "net-config-path": Text = "/etc/kube-flannel/net-conf.json",
-        "network configuration `file` with kube-subnet-mgr";
-    offload "offload": Text = "auto",
-        "`offloads` the dataplane may use where the kernel has them: auto, none, or a \
-         comma-separated list of tso, uso, gso, gro";
-    peer_check "peer-check": Text = "loose",
-        "`check` of inner source addresses against the sending peer: loose, or strict, which peers \
-         behind address translation do not pass";
-    public_ip "public-ip": Text = "",
-        "IPv4 `address` under which the other hosts reach this one";
-    public_ipv6 "public-ipv6": Text = "",
-        "IPv6 address under which the other hosts reach this one (not built)";
-    set_node_network_unavailable "set-node-network-unavailable": Switch = true,
-        "clear the Node's NetworkUnavailable condition once the network works";
-    stale_hold "stale-hold": Text = "15m",
-        "grace period, a `duration` such as 15m, of peers whose leases vanished with most others \
-         at once, or with the store's data; 0 drops them at once";
-    start_from_cache "start-from-cache": Switch = true,
-        "cache configuration and peers beside the subnet file, and use the cache when the store \
-         cannot be reached at the start";
-    status_socket "status-socket": Text = "",
-        "unix socket `path` on which the weft tool asks for status (default weft.sock beside \
-         the subnet file)";
-    subnet_file "subnet-file": Text = "/run/flannel/subnet.env",
-        "`file` to which the subnet's environment variables are written";
-    subnet_lease_renew_margin "subnet-lease-renew-margin": Number = 60,
-        "`minutes` before its expiry that the lease is renewed, 1 to 1439";
-    take_over "take-over": Switch = false,
-        "go on with the tunnel of the weftd that answers at -status-socket, which ends once this \
-         one carries packets";
-    v "v": Number = 0,
-        "`level` of detail of the log: 0 normal, 1 and above more, 5 and above everything";
-    version "version": Switch = false,
-        "print the version and exit";
-    vmodule "vmodule": Text = "",
-        "comma-separated pattern=N settings of detail per file (not built)";
-    workers "workers": Text = "auto",
-        "`number` of packet workers, each on a processor of its own if there are several: auto \
-         or 1 to 256";
+    /// packet `engine`: auto, io_uring or mmsg
+    engine "engine": Text = "auto";
+    /// PEM `file` of the authority that etcd's certificates are checked against
+    etcd_cafile "etcd-cafile": Text = "";
+    /// PEM `file` of the client certificate shown to etcd; needs etcd-keyfile
+    etcd_certfile "etcd-certfile": Text = "";
+    /// comma-separated `URLs` of the etcd cluster
+    etcd_endpoints "etcd-endpoints": Text = "http://127.0.0.1:4001,http://127.0.0.1:2379";
+    /// PEM `file` of the client certificate's private key; needs etcd-certfile
+    etcd_keyfile "etcd-keyfile": Text = "";
+    /// password of etcd-username; rather set FLANNELD_ETCD_PASSWORD
+    etcd_password "etcd-password": Secret = Secret(String::new());
+    /// `prefix` of the keys in etcd
+    etcd_prefix "etcd-prefix": Text = "/coreos.com/network";
+    /// `user` to authenticate to etcd as; needs etcd-password
+    etcd_username "etcd-username": Text = "";
+    /// whether the kernel carries what it can of the udp backend's packets: auto, on or off
+    fast_path "fast-path": Text = "off";
+    /// move the tunnel and the lease when the address of the external interface is replaced; false
+    /// waits for a restart, as flanneld does
+    follow_address "follow-address": Switch = true;
+    /// keep everyone but the peers from the tunnel's UDP port, with nftables
+    guard "guard": Switch = false;
+    /// `address` on which /healthz and /readyz answer
+    healthz_ip "healthz-ip": Text = "0.0.0.0";
+    /// port on which /healthz and /readyz answer; 0 is off
+    healthz_port "healthz-port": Number = 0;
+    /// `interface` (name or address) for traffic between hosts; may be given several times, the
+    /// first that matches wins
+    iface "iface": List = [];
+    /// use the interface over which this `address` is reached
+    iface_can_reach "iface-can-reach": Text = "";
+    /// regular `expression` on interface addresses, then names; may be given several times, tried
+    /// after iface
+    iface_regex "iface-regex": List = [];
+    /// keep a blackhole route for the own subnet, behind any other route to it
+    ip_blackhole_route "ip-blackhole-route": Switch = false;
+    /// masquerade traffic that leaves the overlay
+    ip_masq "ip-masq": Switch = false;
+    /// masquerade without random source ports
+    ip_masq_fully_random_disable "ip-masq-fully-random-disable": Switch = false;
+    /// add accept rules for the overlay network to the FORWARD chain
+    iptables_forward_rules "iptables-forward-rules": Switch = true;
+    /// `seconds` between looks at the rules of iptables or nftables
+    iptables_resync "iptables-resync": Number = 5;
+    /// leave the udp backend's device and the kernel's programs in place when weftd ends, for the
+    /// next weftd; weft cleanup removes them
+    keep_tunnel "keep-tunnel": Switch = false;
+    /// `prefix` of the node annotations
+    kube_annotation_prefix "kube-annotation-prefix": Text = "flannel.alpha.coreos.com";
+    /// `URL` of the Kubernetes API server; without it, of the kubeconfig or the pod
+    kube_api_url "kube-api-url": Text = "";
+    /// take the subnet of this Node from the Kubernetes API
+    kube_subnet_mgr "kube-subnet-mgr": Switch = false;
+    /// kubeconfig `file`; without it, the pod's service account
+    kubeconfig_file "kubeconfig-file": Text = "";
+    /// keep configuration and leases as files in this `directory` instead of etcd
+    local_store "local-store": Text = "";
+    /// `format` of the log lines: text (as klog writes) or json
+    log_format "log-format": Text = "text";
+    /// emit a stack trace when logging hits file:N (not built)
+    log_backtrace_at "log_backtrace_at": Text = "";
+    /// `address:port` on which /metrics answers, such as 127.0.0.1:8286; off without it
+    metrics_address "metrics-address": Text = "";
+    /// network configuration `file` with kube-subnet-mgr
+    net_config_path "net-config-path": Text = "/etc/kube-flannel/net-conf.json";
+    /// `offloads` the dataplane may use where the kernel has them: auto, none, or a comma-separated
+    /// list of tso, uso, gso, gro
+    offload "offload": Text = "auto";
+    /// `check` of inner source addresses against the sending peer: loose, or strict, which peers
+    /// behind address translation do not pass
+    peer_check "peer-check": Text = "loose";
+    /// IPv4 `address` under which the other hosts reach this one
+    public_ip "public-ip": Text = "";
+    /// IPv6 address under which the other hosts reach this one (not built)
+    public_ipv6 "public-ipv6": Text = "";
+    /// clear the Node's NetworkUnavailable condition once the network works
+    set_node_network_unavailable "set-node-network-unavailable": Switch = true;
+    /// grace period, a `duration` such as 15m, of peers whose leases vanished with most others at
+    /// once, or with the store's data; 0 drops them at once
+    stale_hold "stale-hold": Text = "15m";
+    /// cache configuration and peers beside the subnet file, and use the cache when the store
+    /// cannot be reached at the start
+    start_from_cache "start-from-cache": Switch = true;
+    /// unix socket `path` on which the weft tool asks for status (default weft.sock beside the
+    /// subnet file)
+    status_socket "status-socket": Text = "";
+    /// `file` to which the subnet's environment variables are written
+    subnet_file "subnet-file": Text = "/run/flannel/subnet.env";
+    /// `minutes` before its expiry that the lease is renewed, 1 to 1439
+    subnet_lease_renew_margin "subnet-lease-renew-margin": Number = 60;
+    /// go on with the tunnel of the weftd that answers at -status-socket, which ends once this one
+    /// carries packets
+    take_over "take-over": Switch = false;
+    /// `level` of detail of the log: 0 normal, 1 and above more, 5 and above everything
+    v "v": Number = 0;
+    /// print the version and exit
+    version "version": Switch = false;
+    /// comma-separated pattern=N settings of detail per file (not built)
+    vmodule "vmodule": Text = "";
+    /// `number` of packet workers, each on a processor of its own if there are several: auto or 1
+    /// to 256
+    workers "workers": Text = "auto";
 }
 
 #[cfg(test)]
