@@ -16,40 +16,9 @@ pub const OVERLAY_MTU_BYTES_MIN: u32 = 68;
 pub const OVERLAY_MTU_BYTES_MAX: u32 = u16::MAX as u32 - TUNNEL_OVERHEAD_BYTES;
 
 /// Why there is no MTU for the overlay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum MtuError {
-    /// The underlay leaves too little or its MTU is nonsense.
-    #[error(
-        "the external interface has MTU {external_bytes}, which leaves no overlay MTU between \
-         {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX} after {TUNNEL_OVERHEAD_BYTES} bytes \
-         of tunnel headers; choose another interface (--iface) or correct its MTU"
-    )]
-    External {
-        /// MTU of the external interface.
-        external_bytes: u32,
-    },
-    /// The configured MTU is nonsense.
-    #[error(
-        "Backend.MTU is {configured_bytes}, but an overlay MTU must be between \
-         {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX}"
-    )]
-    Configured {
-        /// `Backend.MTU`.
-        configured_bytes: u32,
-    },
-    /// The configured MTU does not fit the underlay.
-    #[error(
-        "Backend.MTU is {configured_bytes}, but the external interface carries at most \
-         {ceiling_bytes} bytes inside the tunnel (its MTU less {TUNNEL_OVERHEAD_BYTES}); \
-         Backend.MTU can only lower the MTU"
-    )]
-    AboveExternal {
-        /// `Backend.MTU`.
-        configured_bytes: u32,
-        /// The most that the external interface allows.
-        ceiling_bytes: u32,
-    },
-}
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MtuError(String);
 
 /// The MTU of the overlay device in bytes: what fits into one datagram on the external interface,
 /// or less if `configured_bytes` (`Backend.MTU`) says so.
@@ -57,17 +26,27 @@ pub fn overlay_mtu_bytes(
     external_bytes: u32,
     configured_bytes: Option<u32>,
 ) -> Result<u16, MtuError> {
-    let ceiling_bytes = external_bytes.saturating_sub(TUNNEL_OVERHEAD_BYTES);
-    let mtu_bytes = configured_bytes.unwrap_or(ceiling_bytes);
-    let is_possible = (OVERLAY_MTU_BYTES_MIN..=OVERLAY_MTU_BYTES_MAX).contains(&mtu_bytes);
-    match (configured_bytes, u16::try_from(mtu_bytes)) {
-        (Some(configured_bytes), _) if configured_bytes > ceiling_bytes => {
-            Err(MtuError::AboveExternal { configured_bytes, ceiling_bytes })
-        }
-        (_, Ok(mtu_bytes)) if is_possible => Ok(mtu_bytes),
-        (Some(configured_bytes), _) => Err(MtuError::Configured { configured_bytes }),
-        (None, _) => Err(MtuError::External { external_bytes }),
-    }
+    let most = external_bytes.saturating_sub(TUNNEL_OVERHEAD_BYTES);
+    let mtu_bytes = configured_bytes.unwrap_or(most);
+    let possible = OVERLAY_MTU_BYTES_MIN..=OVERLAY_MTU_BYTES_MAX;
+    let problem = match (configured_bytes, u16::try_from(mtu_bytes)) {
+        (Some(configured), _) if configured > most => format!(
+            "Backend.MTU is {configured}, but the external interface carries at most {most} bytes \
+             inside the tunnel (its MTU less {TUNNEL_OVERHEAD_BYTES}); Backend.MTU can only lower \
+             the MTU"
+        ),
+        (_, Ok(fitting)) if possible.contains(&mtu_bytes) => return Ok(fitting),
+        (Some(configured), _) => format!(
+            "Backend.MTU is {configured}, but an overlay MTU must be between \
+             {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX}"
+        ),
+        (None, _) => format!(
+            "the external interface has MTU {external_bytes}, which leaves no overlay MTU between \
+             {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX} after {TUNNEL_OVERHEAD_BYTES} \
+             bytes of tunnel headers; choose another interface (--iface) or correct its MTU"
+        ),
+    };
+    Err(MtuError(problem))
 }
 
 /// As [`overlay_mtu_bytes`], for an external interface that changed while the overlay runs: a
@@ -84,6 +63,12 @@ pub fn followed_mtu_bytes(
 mod tests {
     use super::*;
 
+    #[track_caller]
+    fn refused(answer: Result<u16, MtuError>, with: &str) {
+        let error = answer.expect_err("accepted").to_string();
+        assert!(error.starts_with(with), "{error}");
+    }
+
     #[test]
     fn tunnel_overhead_is_28_bytes() {
         assert_eq!(overlay_mtu_bytes(1500, None), Ok(1472));
@@ -93,11 +78,11 @@ mod tests {
     #[test]
     fn mtu_limits_are_exact() {
         assert_eq!(overlay_mtu_bytes(96, None), Ok(68));
-        assert_eq!(overlay_mtu_bytes(95, None), Err(MtuError::External { external_bytes: 95 }));
+        refused(overlay_mtu_bytes(95, None), "the external interface has MTU 95,");
         assert_eq!(overlay_mtu_bytes(65535, None), Ok(65507));
         for nonsense in [0, 27, 28, 65536, u32::MAX] {
-            let error = MtuError::External { external_bytes: nonsense };
-            assert_eq!(overlay_mtu_bytes(nonsense, None), Err(error));
+            let error = format!("the external interface has MTU {nonsense},");
+            refused(overlay_mtu_bytes(nonsense, None), &error);
         }
     }
 
@@ -105,7 +90,7 @@ mod tests {
     fn configured_mtu_yields_to_a_smaller_interface() {
         assert_eq!(followed_mtu_bytes(9000, Some(1472)), Ok(1472));
         assert_eq!(followed_mtu_bytes(1400, Some(1472)), Ok(1372));
-        assert_eq!(followed_mtu_bytes(95, None), Err(MtuError::External { external_bytes: 95 }));
+        refused(followed_mtu_bytes(95, None), "the external interface has MTU 95,");
     }
 
     #[test]
@@ -113,17 +98,13 @@ mod tests {
         assert_eq!(overlay_mtu_bytes(1500, Some(1400)), Ok(1400));
         assert_eq!(overlay_mtu_bytes(1500, Some(1472)), Ok(1472));
         assert_eq!(overlay_mtu_bytes(65536, Some(1472)), Ok(1472));
-        assert_eq!(
-            overlay_mtu_bytes(1500, Some(1473)),
-            Err(MtuError::AboveExternal { configured_bytes: 1473, ceiling_bytes: 1472 })
-        );
+        let error = "Backend.MTU is 1473, but the external interface carries at most 1472 bytes";
+        refused(overlay_mtu_bytes(1500, Some(1473)), error);
         for nonsense in [0, 67] {
-            let error = MtuError::Configured { configured_bytes: nonsense };
-            assert_eq!(overlay_mtu_bytes(1500, Some(nonsense)), Err(error));
+            let error = format!("Backend.MTU is {nonsense}, but an overlay MTU must be between 68");
+            refused(overlay_mtu_bytes(1500, Some(nonsense)), &error);
         }
-        assert_eq!(
-            overlay_mtu_bytes(u32::MAX, Some(65508)),
-            Err(MtuError::Configured { configured_bytes: 65508 })
-        );
+        let error = "Backend.MTU is 65508, but an overlay MTU must be between 68 and 65507";
+        refused(overlay_mtu_bytes(u32::MAX, Some(65508)), error);
     }
 }
