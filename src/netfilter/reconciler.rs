@@ -20,6 +20,7 @@ use crate::netfilter::program::{
 };
 use crate::netfilter::rules::{Purpose, Wanted};
 use crate::status::Kept;
+use crate::words::words;
 
 /// Longest pause after a temporary failure, such as a lock that is held.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
@@ -28,22 +29,13 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// our transaction.
 const START_ATTEMPTS_MAX: u32 = 3;
 
-/// The firewall that holds the rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flavour {
-    /// iptables, whichever variant is installed.
-    Iptables,
-    /// nft, in tables of our own.
-    Nftables,
-}
-
-impl Flavour {
-    /// Its usual name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Iptables => "iptables",
-            Self::Nftables => "nftables",
-        }
+words! {
+    /// The firewall that holds the rules.
+    Flavour {
+        /// iptables, whichever variant is installed.
+        Iptables = "iptables",
+        /// nft, in tables of our own.
+        Nftables = "nftables",
     }
 }
 

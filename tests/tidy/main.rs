@@ -36,7 +36,7 @@ const MAP: &[(&str, &[&str])] = &[
     ),
     ("config", &["backend_kind", "route::Prefix", "status", "words"]),
     ("host", &["backend_kind", "route::Prefix", "failure", "config::options", "config::lock_file"]),
-    ("netfilter", &["route::Prefix", "failure", "status"]),
+    ("netfilter", &["route::Prefix", "failure", "status", "words"]),
     ("status", &["backend_kind", "route::Prefix", "stats", "words"]),
     ("control", &["backend_kind", "route::Prefix", "failure", "config", "status", "words"]),
     (
