@@ -69,7 +69,7 @@ pub(super) async fn run(
     let start = |source| CommandError::Start { command: command.clone(), source };
     let (mut child, mut output) = spawn(&words, variables).map_err(start)?;
     // After the child, so that it is dropped before: what is left of the group is known by it.
-    let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+    let group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
     let mut written = Vec::new();
     let ended = {
         let mut end = std::pin::pin!(timeout(time_max, feed_and_wait(&mut child, stdin)));
@@ -83,7 +83,8 @@ pub(super) async fn run(
     let status = match ended {
         Ok(status) => {
             let status = status.map_err(start)?;
-            group.release();
+            // What the command left running on purpose is left alone.
+            std::mem::forget(group);
             Some(status)
         }
         Err(_elapsed) => {
@@ -106,13 +107,6 @@ pub(super) async fn run(
 /// The process group of a command that has not ended. It is killed as a whole: a script's `sleep`
 /// would outlive the script.
 struct Group(Option<Pid>);
-
-impl Group {
-    /// Leaves alone what the command left running on purpose.
-    fn release(&mut self) {
-        self.0 = None;
-    }
-}
 
 impl Drop for Group {
     fn drop(&mut self) {
