@@ -78,7 +78,7 @@ impl SubnetManager {
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
     ) -> Result<Granted, AcquireError> {
-        let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
+        let mut pause = Backoff::between(RACE_PAUSE);
         let (mut previous, mut candidates) = (self.previous, CANDIDATES);
         for _ in 0..LISTINGS_MAX {
             let claimed = self.claim(store, attributes.public_ip).await;

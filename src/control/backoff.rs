@@ -19,13 +19,13 @@ pub struct Backoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self::between(BACKOFF_MIN, BACKOFF_MAX)
+        Self::between((BACKOFF_MIN, BACKOFF_MAX))
     }
 }
 
 impl Backoff {
     /// Waits that double from `min` to `max`.
-    pub fn between(min: Duration, max: Duration) -> Self {
+    pub fn between((min, max): (Duration, Duration)) -> Self {
         Self { next: min, max }
     }
 

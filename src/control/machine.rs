@@ -190,7 +190,7 @@ impl Machine {
             moved_from: BTreeSet::new(),
             unanswered: None,
             renew_at: None,
-            rewrite_backoff: Backoff::between(REWRITE_PAUSE.0, REWRITE_PAUSE.1),
+            rewrite_backoff: Backoff::between(REWRITE_PAUSE),
             own_read: None,
             own_end_logged: None,
             own_since,

@@ -279,7 +279,7 @@ async fn wait_for_config(
 ) -> anyhow::Result<ControlFlow<Remembered, Configured>> {
     let (mut told, status) = (LogOnce::default(), manager.status());
     status.start_is_at(Some("asking the store for the network configuration"));
-    let mut backoff = Backoff::between(CONFIG_RETRY.0, CONFIG_RETRY.1);
+    let mut backoff = Backoff::between(CONFIG_RETRY);
     loop {
         let patience = warm.patience();
         let Ok(read) = timeout(patience, read_config(manager)).await else {

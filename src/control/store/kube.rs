@@ -284,7 +284,7 @@ impl KubeStore {
 
     /// Keeps the own Node up to date, for ever.
     pub(in crate::control) async fn keep(&self, status: &ControlStatus) -> Infallible {
-        let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
+        let mut backoff = Backoff::between(RETRY_PAUSE);
         let (mut told, mut failures) = (Step::Rest, LogOnce::default());
         let mut overwrites = LogOnce::default();
         loop {
@@ -301,7 +301,7 @@ impl KubeStore {
                 // A pause, in case somebody keeps changing it back.
                 Ok(Step::Annotate { .. } | Step::TellUp(_)) => sleep(backoff.next_wait()).await,
                 Ok(step) => {
-                    backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
+                    backoff = Backoff::between(RETRY_PAUSE);
                     self.tell(step, &mut told, status);
                     self.own.changed.notified().await;
                 }
@@ -398,7 +398,7 @@ async fn retried<T, F: Future<Output = StoreResult<T>>>(
     request: impl Fn() -> F,
 ) -> StoreResult<T> {
     let (began, mut told) = (Instant::now(), LogOnce::default());
-    let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
+    let mut backoff = Backoff::between(RETRY_PAUSE);
     loop {
         match request().await {
             Err(error) if began.elapsed() < patience(&error) => {
