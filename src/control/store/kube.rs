@@ -230,22 +230,20 @@ impl KubeStore {
         attributes: &LeaseAttributes,
     ) -> StoreResult<Granted> {
         self.own.hold(subnet, attributes);
-        self.write().await?;
-        Ok(Granted { lease: self.lease(subnet, attributes.clone()), expires: None })
+        let why = match self.write_step().await? {
+            Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => {
+                let lease = self.lease(subnet, attributes.clone());
+                return Ok(Granted { lease, expires: None });
+            }
+            Step::Await(why) => why.to_owned(),
+            Step::Refuse(detail, _) => detail,
+        };
+        Err(StoreError::unavailable(WRITING, format!("node {:?}: {why}", self.own.name)))
     }
 
     pub(in crate::control) fn network_is_up(&self) {
         if self.clear_network_unavailable {
             self.own.network_is_up();
-        }
-    }
-
-    /// Writes the annotations now, if they do not say what they should.
-    async fn write(&self) -> StoreResult<()> {
-        match self.write_step().await? {
-            Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => Ok(()),
-            Step::Await(why) => Err(self.cannot_write(why)),
-            Step::Refuse(detail, _) => Err(self.cannot_write(&detail)),
         }
     }
 
@@ -275,11 +273,6 @@ impl KubeStore {
             self.own.state().told_up = Some(uid.clone());
         }
         Ok(step)
-    }
-
-    fn cannot_write(&self, detail: &str) -> StoreError {
-        let detail = format!("node {:?}: {detail}", self.own.name);
-        StoreError::unavailable(WRITING, detail)
     }
 
     /// Keeps the own Node up to date, for ever.
