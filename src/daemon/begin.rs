@@ -26,7 +26,7 @@ use crate::daemon::configured::{
 use crate::daemon::node_guard::NodeGuard;
 use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
-use crate::failure::LogOnce;
+use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, discover};
 use crate::host::lock::{DaemonLock, LockError};
 
@@ -326,8 +326,8 @@ pub(super) fn acquire_lock(options: &Options) -> anyhow::Result<Option<DaemonLoc
     match DaemonLock::acquire(&options.subnet_file) {
         Ok(lock) => Ok(Some(lock)),
         Err(error @ LockError::Unusable { .. }) => {
-            let error = anyhow::Error::from(error);
-            warn!("continuing without a lock, so a second daemon would not be noticed: {error:#}");
+            let why = with_causes(&error);
+            warn!("continuing without a lock, so a second daemon would not be noticed: {why}");
             Ok(None)
         }
         Err(error @ (LockError::Taken { .. } | LockError::NoFileName(_))) => Err(error.into()),
@@ -337,10 +337,8 @@ pub(super) fn acquire_lock(options: &Options) -> anyhow::Result<Option<DaemonLoc
 /// What the last weftd or flanneld has left in the subnet file.
 pub(super) fn read_previous(options: &Options) -> Previous {
     let previous = Previous::read(&options.subnet_file).unwrap_or_else(|error| {
-        warn!(
-            "cannot read the last subnet file, continuing without it: {:#}",
-            anyhow::Error::from(error)
-        );
+        let why = with_causes(&error);
+        warn!("cannot read the last subnet file, continuing without it: {why}");
         Previous::default()
     });
     for complaint in &previous.complaints {
