@@ -60,15 +60,13 @@ impl Queue {
     /// Makes a line of what `fields` gives and hands it over, unless there are too many from this
     /// place: then a summary will count it. Returns the line.
     pub(super) fn log(&self, place: Place, fields: impl FnOnce() -> Fields) -> Option<String> {
-        match self.shared.limiter().admit(place, Instant::now()) {
-            Admission::Write => {}
-            Admission::Suppress { first } => {
-                if first {
-                    // A full queue needs no waking: the thread looks after every message.
-                    self.sender.try_send(Message::default()).ok();
-                }
-                return None;
+        let admission = self.shared.limiter().admit(place, Instant::now());
+        if let Admission::Suppress { first } = admission {
+            if first {
+                // A full queue needs no waking: the thread looks after every message.
+                self.sender.try_send(Message::default()).ok();
             }
+            return None;
         }
         let line = self.shared.style.line(SystemTime::now(), place, fields());
         self.push(line.clone());
