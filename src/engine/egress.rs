@@ -281,24 +281,23 @@ fn send_one_by_one(
             singles.send(config.socket.as_fd(), arena, datagrams(first).map(single))
         },
         || false,
-        |range, outcome| match outcome {
-            Outcome::Sent => {
-                let (first, count) = (range.start, range.len());
-                let spans = datagrams(first).take(count).flatten();
-                let bytes = spans.map(|span| u64::from(span.bytes)).sum();
-                count_sent(config, count as u64, count as u64, bytes);
-                stats.by_peer.sent(*destination.ip(), count as u64, bytes);
-                sent += count;
-            }
-            Outcome::Refused | Outcome::Dropped(_) => {
-                let reason = match outcome {
-                    Outcome::Dropped(reason) => reason,
-                    Outcome::Refused | Outcome::Sent => DropReason::SendFailed,
-                };
-                let spans = datagrams(range.start).next().unwrap_or_default();
-                let dropped = dropped(context, destination, arena, &spans);
-                stats.drop_send(destination, reason, 1, dropped);
-            }
+        |range, outcome| {
+            let reason = match outcome {
+                Outcome::Sent => {
+                    let (first, count) = (range.start, range.len());
+                    let spans = datagrams(first).take(count).flatten();
+                    let bytes = spans.map(|span| u64::from(span.bytes)).sum();
+                    count_sent(config, count as u64, count as u64, bytes);
+                    stats.by_peer.sent(*destination.ip(), count as u64, bytes);
+                    sent += count;
+                    return;
+                }
+                Outcome::Refused => DropReason::SendFailed,
+                Outcome::Dropped(reason) => reason,
+            };
+            let spans = datagrams(range.start).next().unwrap_or_default();
+            let dropped = dropped(context, destination, arena, &spans);
+            stats.drop_send(destination, reason, 1, dropped);
         },
     );
     sent

@@ -146,23 +146,19 @@ fn run(
 ) -> Option<WorkerEnd> {
     // Before the arenas are made, so that their memory is this processor's.
     let processor = config.processor.filter(|&processor| pin(processor));
-    let mut fallback = None;
-    let ring = if config.engine == EngineWanted::Only(Engine::Mmsg) {
-        None
-    } else {
+    let opened = (config.engine != EngineWanted::Only(Engine::Mmsg)).then(|| {
         // A ring that is made later, for a device that is made again, is asked for with no more.
         // What this can't give up, the worker can't either, and says so.
         rights::keep_capabilities_of_control().ok();
-        match RingIo::open(&config) {
-            Ok(ring) => Some(ring),
-            Err(error) if config.engine == EngineWanted::Best => {
-                fallback = Some(error);
-                None
-            }
-            Err(error) => {
-                report.send(Err(error)).unwrap_or_default();
-                return None;
-            }
+        RingIo::open(&config)
+    });
+    let (ring, fallback) = match opened {
+        None => (None, None),
+        Some(Ok(ring)) => (Some(ring), None),
+        Some(Err(error)) if config.engine == EngineWanted::Best => (None, Some(error)),
+        Some(Err(error)) => {
+            report.send(Err(error)).unwrap_or_default();
+            return None;
         }
     };
     // Refused, naps are half as long again: the default slack is 50 us.
