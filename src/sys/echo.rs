@@ -4,16 +4,13 @@ use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::udp::{for_each_control, set_int};
+use super::udp::{CONTROL_BYTES, Control, for_each_control, set_int};
 
 /// The option that holds back types of ICMP (include/uapi/linux/icmp.h).
 const ICMP_FILTER: libc::c_int = 1;
 
-/// Room for one control message: a header and `in_pktinfo`, which is shorter than this.
-const CONTROL_BYTES: usize = size_of::<libc::cmsghdr>() + 2 * size_of::<u64>();
-
-#[repr(C, align(8))]
-struct Control([u8; CONTROL_BYTES]);
+// A header and `in_pktinfo`.
+const _: () = assert!(CONTROL_BYTES >= size_of::<libc::cmsghdr>() + 2 * size_of::<u64>());
 
 /// Has the kernel hand over these types of messages, below 32, and nothing else.
 pub fn only_types(socket: BorrowedFd<'_>, types: &[u8]) -> io::Result<()> {

@@ -16,11 +16,11 @@ const SO_MEMINFO: c_int = 55;
 
 /// Room for the control messages of one datagram, each a header and a value with its padding:
 /// SO_RXQ_OVFL (u32), a segment size (int) and the type of service (u8).
-const CONTROL_BYTES: usize = 3 * (size_of::<libc::cmsghdr>() + size_of::<u64>());
+pub(super) const CONTROL_BYTES: usize = 3 * (size_of::<libc::cmsghdr>() + size_of::<u64>());
 
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct Control([u8; CONTROL_BYTES]);
+pub(super) struct Control(pub(super) [u8; CONTROL_BYTES]);
 
 /// The control message of a GSO batch, with its padding.
 #[repr(C)]
