@@ -243,7 +243,8 @@ impl KubeStore {
 
     pub(in crate::control) fn network_is_up(&self) {
         if self.clear_network_unavailable {
-            self.own.network_is_up();
+            self.own.state().is_up = true;
+            self.own.changed.notify_one();
         }
     }
 

@@ -29,7 +29,7 @@ pub(super) struct State {
     /// When that was; `None` while nothing is known.
     seen: Option<i64>,
     /// Whether the network works and the Node may show it.
-    is_up: bool,
+    pub(super) is_up: bool,
     /// The uid of the Node that shows it.
     pub(super) told_up: Option<String>,
 }
@@ -91,12 +91,6 @@ impl OwnNode {
 
     pub(super) fn held(&self) -> Option<(Prefix, LeaseAttributes)> {
         self.state().held.clone()
-    }
-
-    /// The network works.
-    pub(super) fn network_is_up(&self) {
-        self.state().is_up = true;
-        self.changed.notify_one();
     }
 
     /// What is wrong with the operator's address for the others, if something is.
