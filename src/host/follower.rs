@@ -365,7 +365,7 @@ mod tests {
         let text = why(Ok(interface("eth1", 9)), true);
         assert!(text.contains("eth1 with 192.0.2.9"), "which one it could be is missing: {text}");
         let none = "vanished".to_owned();
-        let text = why(Err(InterfaceError::NoDefault(none)), true);
+        let text = why(Err(InterfaceError::None(none)), true);
         assert!(text.contains("vanished"), "{text}");
     }
 }

@@ -42,18 +42,9 @@ pub struct Snapshot {
 /// Why no interface was chosen.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// No interface was asked for, and the default has none.
-    #[error("Failed to find any valid interface to use: {0}")]
-    NoDefault(String),
-    /// Nothing that was asked for exists.
-    #[error(
-        "Failed to find interface to use that matches the interfaces and/or regexes provided \
-         (available: {candidates})"
-    )]
-    NoMatch {
-        /// `name:ip` of every interface, separated by commas.
-        candidates: String,
-    },
+    /// There is none by default, or nothing that was asked for.
+    #[error("Failed to find {0}")]
+    None(String),
     /// The host could not be asked.
     #[error("cannot list the interfaces of this host")]
     Netlink(#[from] NetlinkError),
@@ -114,7 +105,8 @@ pub fn select(
             None => search.by_default_route(),
         };
         let found = found.and_then(|found| search.complete(found));
-        return found.map_err(InterfaceError::NoDefault);
+        let none = |why| InterfaceError::None(format!("any valid interface to use: {why}"));
+        return found.map_err(none);
     }
     for wanted in interfaces {
         let found = search.by_name_or_address(wanted);
@@ -134,7 +126,10 @@ pub fn select(
             return Ok(interface);
         }
     }
-    Err(InterfaceError::NoMatch { candidates: candidates(snapshot) })
+    Err(InterfaceError::None(format!(
+        "interface to use that matches the interfaces and/or regexes provided (available: {})",
+        candidates(snapshot)
+    )))
 }
 
 /// What one way of looking found, or why nothing, in flannel's words as far as it has some.

@@ -112,10 +112,10 @@ fn first_default_route_decides() {
 fn defaults_that_name_no_interface_are_errors() {
     let mut host = host();
     host.routes = vec![route("0.0.0.0/0", 0, &[2, 3]), route("0.0.0.0/0", 100, &[3])];
-    assert!(matches!(missed(&options(), &host), InterfaceError::NoDefault(_)));
+    assert!(missed(&options(), &host).to_string().contains(" any valid "));
     for route in [route("0.0.0.0/0", 0, &[]), route("10.0.0.0/8", 0, &[2])] {
         host.routes = vec![route];
-        assert!(matches!(missed(&options(), &host), InterfaceError::NoDefault(_)));
+        assert!(missed(&options(), &host).to_string().contains(" any valid "));
     }
     host.routes = vec![route("0.0.0.0/0", 0, &[77])];
     assert!(chosen(&options(), &host).contains("77"), "the index is not named");
@@ -130,7 +130,7 @@ fn a_public_ip_alone_selects_its_owner() {
     assert!(notes.iter().all(|note| note.contains("172.16.0.2")), "{notes:?}");
     let text = chosen(&public("203.0.113.9"), &host());
     let error = missed(&public("203.0.113.9"), &host());
-    assert!(matches!(error, InterfaceError::NoDefault(_)), "{error:?}");
+    assert!(error.to_string().contains(" any valid "), "{error:?}");
     assert!(text.contains("--iface"), "{text}");
 }
 
@@ -248,7 +248,7 @@ fn global_permanent_primary_address_is_preferred() {
     for unusable in ["127.0.0.2", "224.0.0.1", "255.255.255.255", "0.0.0.0"] {
         host.addresses = vec![address(2, unusable)];
         let error = missed(&with_interfaces(&["eth0"]), &host);
-        assert!(matches!(error, InterfaceError::NoMatch { .. }), "{unusable}: {error:?}");
+        assert!(error.to_string().contains(" that matches "), "{unusable}: {error:?}");
     }
 }
 
