@@ -159,18 +159,17 @@ impl Map {
 
     /// Puts `value` at `key`, in place of another.
     pub fn update(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        self.expect(key, Some(value.len()))?;
+        assert_eq!(value.len(), self.shape.value_bytes as usize, "a value has the map's length");
         // The kernel only reads the value.
         let mut attributes = self.element(key, value.as_ptr().cast_mut());
-        // SAFETY: key and value are as long as the map's, which `expect` has seen.
+        // SAFETY: key and value are as long as the map's, which is asserted here and in `element`.
         unsafe { bpf(MAP_UPDATE, &mut attributes) }.map(drop)
     }
 
     /// Removes what is at `key`; ENOENT if there is nothing.
     pub fn delete(&self, key: &[u8]) -> io::Result<()> {
-        self.expect(key, None)?;
         let mut attributes = self.element(key, std::ptr::null_mut());
-        // SAFETY: the key is as long as the map's, which `expect` has seen.
+        // SAFETY: the key is as long as the map's, which `element` asserts.
         unsafe { bpf(MAP_DELETE, &mut attributes) }.map(drop)
     }
 
@@ -193,19 +192,9 @@ impl Map {
     }
 
     fn element(&self, key: &[u8], value: *mut u8) -> Element {
+        assert_eq!(key.len(), self.shape.key_bytes as usize, "a key has the map's length");
         let map = number(self.descriptor.as_fd());
         Element { map, padding: 0, key: key.as_ptr() as u64, value: value as u64, flags: 0 }
-    }
-
-    fn expect(&self, key: &[u8], value_bytes: Option<usize>) -> io::Result<()> {
-        let value_fits = value_bytes.is_none_or(|bytes| bytes == self.shape.value_bytes as usize);
-        if key.len() == self.shape.key_bytes as usize && value_fits {
-            return Ok(());
-        }
-        Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not the length of the map's keys or values",
-        ))
     }
 }
 
