@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 use crate::backend_kind::BackendKind;
 use crate::config::options::{Options, StoreOptions};
 use crate::config::whole_file;
-use crate::failure::rights_are_given_up;
+use crate::failure::{rights_are_given_up, with_causes};
 use crate::rights::{self, Writable};
 use crate::status::{Kept, SubnetFile};
 
@@ -49,9 +49,7 @@ fn apply(options: &Options) {
     match rights::keep_for_control().and_then(|()| writable.limit()) {
         Ok(true) => {}
         Ok(false) => debug!("this kernel has no Landlock: weftd may write as its user may"),
-        Err(error) => {
-            warn!("weftd keeps rights that it doesn't need: {:#}", anyhow::Error::from(error));
-        }
+        Err(error) => warn!("weftd keeps rights that it doesn't need: {}", with_causes(&error)),
     }
     rights_are_given_up();
 }
