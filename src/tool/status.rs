@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::control::clock::format_go_duration;
 use crate::stats::DropReason;
 use crate::status::{
-    Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, Rules, SCHEMA, State,
-    Status, Store, Verdict, Way, Worker,
+    Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, PeerState, Rules,
+    SCHEMA, State, Status, Store, Verdict, Way, Worker,
 };
 use crate::tool::peers;
 use crate::tool::style::Style;
@@ -45,7 +45,7 @@ pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
         ("fast path", status.fast_path.as_ref().map(render_fast_path)),
         ("egress", status.egress.as_ref().map(render_direction)),
         ("ingress", status.ingress.as_ref().map(render_direction)),
-        ("next", Some(next(status.verdict.state).to_owned())),
+        ("next", next(status).map(str::to_owned)),
     ];
     for (name, value) in lines {
         value.and_then(|value| line(name, value));
@@ -78,14 +78,18 @@ fn render_verdict(verdict: &Verdict, now_unix: u64, style: Style) -> String {
 }
 
 /// What shows more than this.
-fn next(state: State) -> &'static str {
-    match state {
-        State::Ready => {
-            "if pods can't reach one of another host all the same: `weft ping` its address"
-        }
-        State::Degraded | State::NotReady => {
-            "`weft check` here; if that finds no cause on this host, on the peer's host"
-        }
+fn next(status: &Status) -> Option<&'static str> {
+    let is = |is_meant: fn(PeerState) -> bool| {
+        status.peer_states.iter().any(|(state, count)| is_meant(*state) && *count > 0)
+    };
+    if is(PeerState::is_alarming) {
+        Some("`weft check` here; if that finds no cause on this host, on the peer's host")
+    } else if is(|state| state == PeerState::InGrace) {
+        Some("a new peer has not answered yet: ask again in 15 s")
+    } else {
+        (status.verdict.state == State::Ready).then_some(
+            "if pods can't reach one of another host all the same: `weft ping` its address",
+        )
     }
 }
 
@@ -231,7 +235,7 @@ fn joined(each: impl Iterator<Item = String>) -> String {
 mod tests {
     use super::*;
     use crate::status::Cause;
-    use crate::status::{DeviceDrops, Fault, PeerState};
+    use crate::status::{DeviceDrops, Fault};
 
     const NOW: u64 = 1_795_225_924;
 
@@ -265,6 +269,19 @@ mod tests {
         let text = first(State::Degraded, &["one", "two"]);
         assert!(text.starts_with("DEGRADED "), "{text}");
         assert!(text.contains(" 4m12s: one\n           two\nweftd"), "{text}");
+    }
+
+    #[test]
+    fn the_next_command_follows_the_state() {
+        let next = |state, peer| {
+            let verdict = Verdict { state, ..Verdict::default() };
+            let peer_states = [(peer, 1)].into();
+            line(&Status { verdict, peer_states, ..Status::default() }, "next").unwrap_or_default()
+        };
+        assert!(next(State::Ready, PeerState::Idle).contains("weft ping"));
+        assert!(next(State::Degraded, PeerState::OneWay).contains("weft check"));
+        assert!(next(State::Ready, PeerState::InGrace).contains("15 s"));
+        assert_eq!(next(State::Degraded, PeerState::Ok), "", "what is wrong says where to look");
     }
 
     #[test]

@@ -95,10 +95,13 @@ impl Answers {
     /// first.
     pub(super) fn agree(&self, asked: &Asked<'_>) -> Result<(), String> {
         let Asked { near, device, host, is_outward, .. } = *asked;
-        let path = self
-            .near
-            .as_ref()
-            .map_err(|error| format!("but the kernel has no way to {near}: {}", why(error)))?;
+        let path = self.near.as_ref().map_err(|error| {
+            format!(
+                "but the kernel has no way to {near}, a pod of this host: {}; is the pods' \
+                     bridge there and up, with its address?",
+                why(error)
+            )
+        })?;
         let pods_interface = self.name(path);
         if path.gateway.is_some() || Some(pods_interface) == device {
             return Err(format!(
