@@ -3,6 +3,7 @@
 # words with which weft names it: in its log, or by `kubectl exec` of weft status or weft check.
 # Source it after cluster-trouble.sh.
 
+# shellcheck disable=SC2034 # scripts/cluster
 readonly FAULTS=(
     no_tun no_net_admin no_net_raw no_bpf no_host_network read_only_run no_cni_conf
     no_network_configuration bad_network_configuration unknown_backend wrong_api_address no_role
@@ -38,6 +39,7 @@ fault() {
     local where=$1 words=$2 change=${3:-.} named=0
     fault_pod "$change" || return 1
     wait_until "$FAULT_S" "$where to name the fault" names "$where" "$words" || named=1
+    # shellcheck disable=SC2034 # cluster-cases.sh
     SEEN="$where: $(look "$where" 2>&1 | grep -oE -m 1 ".{0,60}($words).{0,60}" || true)"
     ((named == 0)) || { look "$where"; look log; } 2>/dev/null | tail -n 40
     kubectl -n "$NAMESPACE" delete pod fault --grace-period=1 --wait >/dev/null || return 1

@@ -159,8 +159,8 @@ clusterDomain: cluster.local
 nodeStatusUpdateFrequency: 4s
 syncFrequency: 10s
 evictionHard: { memory.available: 50Mi }
-$(((MINOR < 31)) || echo 'failCgroupV1: false')
-$(((MINOR < 27)) || echo 'containerRuntimeEndpoint: unix:///run/containerd/containerd.sock')
+$( ((MINOR < 31)) || echo 'failCgroupV1: false')
+$( ((MINOR < 27)) || echo 'containerRuntimeEndpoint: unix:///run/containerd/containerd.sock')
 END
     local runtime="--container-runtime=remote"
     runtime+=" --container-runtime-endpoint=unix:///run/containerd/containerd.sock"
