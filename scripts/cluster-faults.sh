@@ -128,14 +128,14 @@ case_fault_unknown_backend() {
 
 # In the service account's place the API has this address.
 case_fault_wrong_api_address() {
-    fault log 'No route to host' \
+    fault status '172.30.0.77:.*No route to host' \
         'weftd.env += [{ name: "KUBERNETES_SERVICE_HOST", value: "172.30.0.77" }]'
 }
 
 case_fault_no_role() {
     local bad=0
     kubectl delete clusterrolebinding flannel >/dev/null || return 1
-    fault log '403 Forbidden: nodes' || bad=1
+    fault status '403 Forbidden: nodes' || bad=1
     manifest "$BACKEND" | kubectl apply -f - >/dev/null || return 1
     return "$bad"
 }

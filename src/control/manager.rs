@@ -127,7 +127,7 @@ impl SubnetManager {
     pub async fn sync(&self) -> Result<Option<Ipv4Addr>, AcquireError> {
         match &self.store {
             Store::Leased(_) => Ok(None),
-            Store::Assigned(store) => store.sync().await,
+            Store::Assigned(store) => store.sync(&self.status).await,
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
+use weft::status::Cause;
 
 use crate::NET_CONF;
 use crate::support::kube_api::{KubeApi, PREFIX, node};
@@ -101,6 +102,27 @@ fn assert_only_listed_by_hand(lab: &Lab, files: &Files) {
         let refusal = lease(words);
         assert!(refusal.contains("Kubernetes"), "{refusal}");
     }
+}
+
+#[test]
+fn an_api_that_is_away_at_the_start_is_named_by_the_status() {
+    let (lab, files) = (Lab::two_hosts(), Files::new());
+    let mut daemon = files.weftd(&lab, 0, &[]);
+    let api = format!("{}:{PORT}", UNDERLAY[0]);
+    wait_until(READY, "the status says who does not answer, and how often", || {
+        Status::try_of(&files.host(0)).is_some_and(|status| {
+            let hindrance = &status.0["start"]["hindrance"];
+            status.causes() == [Cause::StartHindered]
+                && hindrance["text"].as_str().is_some_and(|text| text.contains(&api))
+                && hindrance["tries"].as_u64() > Some(1)
+        })
+    });
+    let api = KubeApi::serve(listen(&lab));
+    api.put_node(&node("n0", Some("10.244.0.0/24")));
+    SubnetEnv::wait(&files.host(0).join("subnet.env"), &mut daemon);
+    wait_until(READY, "nothing is wrong any more", || {
+        Status::try_of(&files.host(0)).is_some_and(|status| status.causes().is_empty())
+    });
 }
 
 #[test]

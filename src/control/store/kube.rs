@@ -173,11 +173,19 @@ impl KubeStore {
 
     /// Waits for the API's first answer, and gives the address that the operator set on the Node
     /// for this node to use, if there is one.
-    pub(in crate::control) async fn sync(&self) -> Result<Option<Ipv4Addr>, AcquireError> {
+    pub(in crate::control) async fn sync(
+        &self,
+        status: &ControlStatus,
+    ) -> Result<Option<Ipv4Addr>, AcquireError> {
         info!("Starting kube subnet manager");
         info!("Waiting {} for node controller to sync", clock::format_go_duration(SYNC_TIMEOUT));
+        status.start_is_at(Some("waiting for the Kubernetes API to answer"));
         let what = "The Kubernetes API does not answer yet";
-        let node = retried(what, |_| self.sync_timeout, || self.read_own()).await;
+        let server = &self.connection.server;
+        let hindered = |text: &str| {
+            status.start_is_hindered(&format!("no subnet: the Kubernetes API at {server}: {text}"));
+        };
+        let node = retried(what, hindered, |_| self.sync_timeout, || self.read_own()).await;
         let minutes = self.sync_timeout.as_secs() / 60;
         let node = node.map_err(|error| AcquireError::NotSynced(minutes, error))?;
         info!("Node controller sync successful");
@@ -376,7 +384,7 @@ async fn node_of_pod(
         let request = pods.get(name, &GetParams::default());
         connection.ask_whole("reading the own pod", request, ITEM_BYTES_MAX)
     };
-    let answer = retried("Cannot find this pod's Node yet", patience, read).await;
+    let answer = retried("Cannot find this pod's Node yet", |_| {}, patience, read).await;
     let bytes = answer.map_err(|error| failed(with_causes(&error)))?;
     let pod: Value = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
     let node = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty());
@@ -385,9 +393,10 @@ async fn node_of_pod(
 }
 
 /// Repeats `request` until it succeeds, or fails after the time that its error is worth, and logs
-/// `what` meanwhile.
+/// `what` meanwhile; each error goes to `hindered` as well.
 async fn retried<T, F: Future<Output = StoreResult<T>>>(
     what: &str,
+    hindered: impl Fn(&str),
     patience: impl Fn(&StoreError) -> Duration,
     request: impl Fn() -> F,
 ) -> StoreResult<T> {
@@ -396,7 +405,9 @@ async fn retried<T, F: Future<Output = StoreResult<T>>>(
     loop {
         match request().await {
             Err(error) if began.elapsed() < patience(&error) => {
-                told.once(&with_causes(&error), |text| warn!("{what}, retrying: {text}"));
+                let error = with_causes(&error);
+                hindered(&error);
+                told.once(&error, |text| warn!("{what}, retrying: {text}"));
             }
             answer => return answer,
         }

@@ -49,6 +49,8 @@ const SHOWN_CHARACTERS_MAX: usize = 300;
 pub(super) struct Connection {
     /// Names the files that say who the server is and who we are.
     options: KubeOptions,
+    /// Host and port of the server, for who has to find out why it does not answer.
+    pub(super) server: String,
     pub(super) calls: Calls,
     /// Built from these files when they were last read, and how often this host had moved then.
     client: Mutex<(Client, u64)>,
@@ -68,8 +70,11 @@ impl Connection {
     /// Reads who the server is and who we are. It need not be reachable yet.
     pub(super) async fn open(options: &KubeOptions) -> Result<Self, ConnectError> {
         let client = Mutex::new((new_client(options).await?, 0));
+        let url = config(options).await?.cluster_url;
+        let port = url.port_u16().map_or_else(String::new, |port| format!(":{port}"));
+        let server = url.host().unwrap_or_default().to_owned() + &port;
         let (options, calls) = (options.clone(), Calls::default());
-        Ok(Self { options, calls, client, not_before: Mutex::default() })
+        Ok(Self { options, server, calls, client, not_before: Mutex::default() })
     }
 
     /// `detail` of a failure that files may be the cause of, after they were read again: a token or
