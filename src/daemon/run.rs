@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
 use crate::backend::handover::{Handover, Offered, Owner};
@@ -51,6 +51,8 @@ use crate::status;
 
 /// Before the control plane starts again after a panic, which may have a cause that lasts.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
+/// A run that ends so within this time of its start may have met the cause in what it went by.
+const PANIC_AGAIN: Duration = Duration::from_secs(60);
 
 /// flanneld panics, which is exit code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
@@ -102,6 +104,7 @@ async fn until_ended(
     loop {
         let readiness = Readiness::default();
         let (successors, asked) = mpsc::channel(1);
+        let (began, is_again) = (Instant::now(), former.borrow().is_some());
         let kept = Kept { handover: &handover, lock: &lock, manager: &manager, former: &former };
         let run = Run { options, timing, kept, readiness, successors };
         let running = until_stopped(&run, stop.as_mut(), predecessor.take(), asked);
@@ -130,6 +133,9 @@ async fn until_ended(
             None => {
                 if timeout(PANIC_PAUSE, stop.as_mut()).await.is_ok() {
                     return Ok(ExitCode::SUCCESS);
+                }
+                if is_again && began.elapsed() < PANIC_AGAIN {
+                    former.replace(None);
                 }
             }
         }

@@ -155,10 +155,11 @@ fn a_panic_of_the_control_plane_loses_no_packet() {
         fs::remove_file(overlay.files().join("store/subnets").join(subnet)).unwrap();
     }
     wait_until(SOON, "the panic is counted", || {
-        metric(&own, "flannel_internal_errors_total") == Some(1.0)
+        metric(&own, "flannel_internal_errors_total") >= Some(1.0)
     });
     wait_until(SOON, "the control plane works again", || knows(1));
-    assert_eq!(daemon.complaints("panicked"), 1, "{}", daemon.output());
+    // The second run goes by the peers that the first one knew; the third one asks the store.
+    assert_eq!(daemon.complaints("panicked"), 2, "{}", daemon.output());
     pings.wait(Duration::from_secs(120));
     assert!(pings.output().contains(" 0% packet loss"), "{}{}", pings.output(), daemon.output());
     assert!(daemon.ended().is_none(), "{}", daemon.output());

@@ -13,7 +13,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("backend", 5460, 53400),
     ("bin", 10, 200),
     ("config", 1740, 16400),
-    ("daemon", 3510, 35300),
+    ("daemon", 3510, 35400),
     ("control", 5280, 52500),
     ("device", 420, 4500),
     ("engine", 1660, 15100),
