@@ -6,7 +6,7 @@
 readonly TROUBLES=(
     weft_killed kubelet_restarted runtime_restarted proxy_restarted api_away account_made_again
     bad_image crash_loop configuration_changed memory_limit second_cni pod_made_again
-    node_made_again daemonset_deleted chart
+    node_made_again daemonset_deleted chart from_flannel
 )
 # Long enough for every watch to end and be tried again. WEFT_API_AWAY_S=600 takes ten minutes.
 readonly API_AWAY_S=${WEFT_API_AWAY_S:-30}
@@ -275,3 +275,51 @@ case_chart() {
     in_machine control busybox wget -qO- http://172.30.0.1:9469/metrics | grep -c ^flannel_ || return 1
     in_machine control /images/helm uninstall weft --namespace "$NAMESPACE"
 }
+
+# From flannel to weft and back, node by node, by applying the other one's manifest, if WEFT_FLANNEL
+# names a directory with flanneld, install-conf, the CNI plugin "flannel", and kube-flannel.yml. Its
+# manifest has no TUN device, so it is for vxlan and host-gw.
+case_from_flannel() {
+    local to
+    [[ -n ${WEFT_FLANNEL:-} && $BACKEND != udp* ]] || {
+        SEEN="needs WEFT_FLANNEL, and vxlan or host-gw"
+        return 0
+    }
+    flannel_image || return 1
+    pods_down
+    manifest "$BACKEND" | kubectl delete --ignore-not-found -f - || return 1
+    flannel_manifest | kubectl apply -f - && rolled_out "$ROLLOUT_S" && pods_up &&
+        case_ping_across || return 1
+    under_traffic weft_applied || return 1
+    to=$SEEN
+    under_traffic flannel_applied || return 1
+    SEEN="to weft $to; back $SEEN"
+    case_ping_across && flannel_manifest | kubectl delete -f -
+}
+
+flannel_image() {
+    local node stage file=$RUN/images/flannel.tar
+    stage=$(mktemp -d "$RUN/flannel.XXXXXX")
+    install -D -m 755 -t "$stage/opt/bin" "$WEFT_FLANNEL"/{flanneld,install-conf} &&
+        install -m 755 -t "$stage" "$WEFT_FLANNEL/flannel" || return 1
+    layer "$stage" "$file.layer"
+    # shellcheck disable=SC2154 # scripts/cluster
+    image "$file" flannel:1 '{ "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"] }' \
+        "$(base_layer "$dir" image)" "$file.layer"
+    rm -r "$stage" "$file.layer"
+    for node in "${NODES[@]}"; do
+        in_machine "$node" ctr -n k8s.io images import /images/flannel.tar || return 1
+    done
+}
+
+flannel_manifest() {
+    sed -E -e "s/\"Type\": \"vxlan\"/\"Type\": \"$BACKEND\"/" \
+        -e 's,image: ghcr.io/.*,image: flannel:1,' "$WEFT_FLANNEL/kube-flannel.yml"
+}
+
+weft_applied() {
+    manifest "$BACKEND" | kubectl apply -f - && rolled_out "$ROLLOUT_S" &&
+        wait_until 30 "weftd" status_is_ready
+}
+
+flannel_applied() { flannel_manifest | kubectl apply -f - && rolled_out "$ROLLOUT_S"; }

@@ -4,6 +4,7 @@
 use std::cell::{OnceCell, RefCell};
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -220,7 +221,10 @@ async fn until_stopped(
 ) -> Outcome {
     let Kept { handover, manager, former, .. } = run.kept;
     let mut listener = None;
-    if let Some(address) = run.options.health.filter(|_| former.borrow().is_none()) {
+    // The pod that an update replaces, perhaps flanneld's, has it until this one is ready.
+    let may_wait = run.options.take_over && take_over::is_in_container();
+    let must = |_: &SocketAddr| former.borrow().is_none() && !may_wait;
+    if let Some(address) = run.options.health.filter(must) {
         match health::listen(address).await {
             Ok(made) => listener = Some(made),
             Err(error) => {

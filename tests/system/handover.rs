@@ -2,6 +2,7 @@
 //! workers carry is not lost either.
 
 use std::fs;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -324,6 +325,24 @@ fn a_container_goes_on_after_a_take_over_that_failed_or_ended() {
     assert_eq!(status.0["backend"]["kind"], "host-gw", "{}", status.0);
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), None, "{}", first.0.output());
     assert!(first.stop(Signal::TERM).0);
+}
+
+/// flanneld's pod has the health address until the update has replaced it.
+#[test]
+fn a_container_waits_for_the_health_address() {
+    let mut overlay = Overlay::start();
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    let address = (Ipv4Addr::LOCALHOST, 8471);
+    let other = overlay.lab.hosts[0].enter(|| TcpListener::bind(address)).expect("it is free");
+    let flags = ["--healthz-ip=127.0.0.1", "--healthz-port=8471"];
+    let weftd = Contained::start(&overlay, &flags);
+    wait_until(PATIENCE, "the container is ready", || weftd.is_ready(&overlay));
+    assert!(weftd.0.complaints("127.0.0.1:8471") > 0, "{}", weftd.0.output());
+    drop(other);
+    wait_until(PATIENCE, "it listens there", || {
+        overlay.lab.hosts[0].enter(|| TcpStream::connect(address)).is_ok()
+    });
+    assert!(weftd.stop(Signal::TERM).0);
 }
 
 /// What a weftd on a host would refuse of the running one, a container makes anew.
