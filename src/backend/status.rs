@@ -14,18 +14,17 @@ use crate::backend::peer::state::Reachability;
 use crate::backend::setup::Setup;
 use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
-use crate::engine::Engine;
 use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::{LongSends, WorkerStats};
-use crate::status::{BackendCounts, FastPath, TunnelEnd};
+use crate::status::{BackendCounts, FastPath, TunnelEnd, Worker};
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
 const LOGGED_PER_UPDATE_MAX: usize = 8;
 
 /// What others see of the data plane.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PlaneState {
     /// Whether packets can flow; false while it is rebuilt.
     pub is_up: bool,
@@ -35,29 +34,18 @@ pub struct PlaneState {
     pub description: String,
     /// The overlay's own device, if it has one.
     pub device: Option<String>,
-    /// The interface that carries the tunnel, by the name that it has now.
-    pub interface: String,
+    /// The interface that carries the tunnel, as it is now.
+    pub external: ExternalInterface,
     /// MTU of the overlay, in bytes; it follows the external interface.
     pub mtu_bytes: u32,
-    /// The address that peers send to; it follows the external interface.
-    pub public_address: Ipv4Addr,
     /// Where the tunnel's datagrams arrive, if there is a tunnel.
     pub tunnel: Option<TunnelEnd>,
-    /// The workers, in the order of their counters; none where the kernel carries the packets.
-    pub workers: Vec<WorkerState>,
+    /// The workers, without their counts; none where the kernel carries the packets.
+    pub workers: Vec<Worker>,
     /// What was done for those who carry the packets, where weftd's workers don't.
     pub done: BackendCounts,
     /// The peers that are set up for them.
     pub hosts: Arc<PeerHosts>,
-}
-
-/// One worker, as operators see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerState {
-    /// How it does its I/O.
-    pub engine: Engine,
-    /// The processor it is pinned to.
-    pub processor: Option<usize>,
 }
 
 /// The host behind each subnet.
@@ -170,8 +158,6 @@ pub struct View {
     pub state: watch::Receiver<PlaneState>,
     /// The attributes that this node publishes, and each change of them.
     pub attributes: watch::Receiver<LeaseAttributes>,
-    /// The external interface, and each change of it.
-    pub external: watch::Receiver<ExternalInterface>,
     /// How the peers are, where anybody asks them.
     pub reachability: watch::Receiver<Arc<Reachability>>,
     /// Who carries the packets, if it is not the kernel or whatever commands have set up.
@@ -183,21 +169,18 @@ pub struct View {
 pub(super) struct Reporter {
     state: watch::Sender<PlaneState>,
     pub(super) attributes: watch::Sender<LeaseAttributes>,
-    external: watch::Sender<ExternalInterface>,
     pub(super) reachability: watch::Receiver<Arc<Reachability>>,
 }
 
 impl Reporter {
     pub(super) fn new(setup: &Setup) -> Self {
-        let external = &setup.external;
         let state = PlaneState {
             is_up: true,
             wrong: None,
             description: String::new(),
             device: None,
-            interface: external.name.clone(),
-            mtu_bytes: external.mtu_bytes,
-            public_address: external.public_address,
+            external: setup.external.clone(),
+            mtu_bytes: setup.external.mtu_bytes,
             tunnel: None,
             workers: Vec::new(),
             done: BackendCounts::default(),
@@ -206,15 +189,13 @@ impl Reporter {
         Self {
             state: watch::Sender::new(state),
             attributes: watch::Sender::new(setup.attributes.clone()),
-            external: watch::Sender::new(external.clone()),
             reachability: watch::Sender::default().subscribe(),
         }
     }
 
     pub(super) fn view(&self, workers: Option<Workers>) -> View {
         let (state, attributes) = (self.state.subscribe(), self.attributes.subscribe());
-        let (external, reachability) = (self.external.subscribe(), self.reachability.clone());
-        View { state, attributes, external, reachability, workers }
+        View { state, attributes, reachability: self.reachability.clone(), workers }
     }
 
     /// Changes the state, and wakes its readers only if it differs.
@@ -236,15 +217,13 @@ impl Reporter {
         let public_address = external.public_address;
         // Told again if only the address behind it changed, which is another than the PublicIP if
         // that is `--public-ip`: connections are bound to that.
-        let is_elsewhere = self.external.borrow().address != external.address;
-        send_if_new(&self.external, external.clone());
+        let is_elsewhere = self.state.borrow().external.address != external.address;
         self.attributes.send_if_modified(|published| {
             is_elsewhere
                 | (std::mem::replace(&mut published.public_ip, public_address) != public_address)
         });
         self.state(|state| {
-            state.interface.clone_from(&external.name);
-            (state.public_address, state.mtu_bytes) = (public_address, mtu_bytes);
+            (state.external, state.mtu_bytes) = (external.clone(), mtu_bytes);
         });
     }
 

@@ -47,7 +47,6 @@ pub(super) struct Former {
     pub(super) began_with: Held,
     /// What it has learnt of the store, if it has.
     pub(super) known: watch::Receiver<Option<Arc<Known>>>,
-    pub(super) external: watch::Receiver<ExternalInterface>,
     pub(super) plane: watch::Receiver<PlaneState>,
 }
 
@@ -60,8 +59,9 @@ impl Former {
 
     /// The interface, with the address that the tunnel has: the next run follows it from there.
     pub(super) fn external(&self) -> ExternalInterface {
-        let mut external = self.external.borrow().clone();
-        if let Some(TunnelEnd::Udp(at)) = self.plane.borrow().tunnel {
+        let plane = self.plane.borrow();
+        let mut external = plane.external.clone();
+        if let Some(TunnelEnd::Udp(at)) = plane.tunnel {
             external.address = *at.ip();
         }
         external

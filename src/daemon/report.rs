@@ -77,7 +77,7 @@ impl Report {
                     }
                     self.looks.look(total.drops, Instant::now());
                 }
-                let interface = running.view.state.borrow().interface.clone();
+                let interface = running.view.state.borrow().external.name.clone();
                 // What can't be read now can be at the next look.
                 if let Ok(counted) = netlink::carrier_losses(&interface).await {
                     self.carrier_losses.look(counted, Instant::now());
@@ -187,7 +187,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Dr
     status.lease = Some(Lease {
         network: running.network,
         subnet: running.subnet,
-        public_ip: plane.public_address,
+        public_ip: plane.external.public_address,
         mtu_bytes: plane.mtu_bytes,
     });
     status.device_drops = device_drops(&plane);
@@ -220,7 +220,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Dr
     status.dataplane_wrong = plane.wrong;
     status.tunnel = plane.tunnel;
     status.device = plane.device;
-    status.interface = Some(plane.interface);
+    status.interface = Some(plane.external.name);
     status.dataplane = Some(plane.description);
 }
 
@@ -229,7 +229,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Dr
 fn device_drops(plane: &PlaneState) -> BTreeMap<String, DeviceDrops> {
     let pair = plane.device.iter().flat_map(|device| pair_names(device));
     let names: Vec<_> = plane.device.clone().into_iter().chain(pair).collect();
-    let wanted = |name: &String| *name == plane.interface || names.contains(name);
+    let wanted = |name: &String| *name == plane.external.name || names.contains(name);
     // Without procfs there is nothing to show.
     let devices = procfs::net::dev_status().unwrap_or_default().into_iter();
     let devices = devices.filter(|(name, _)| wanted(name));
@@ -243,23 +243,17 @@ fn device_drops(plane: &PlaneState) -> BTreeMap<String, DeviceDrops> {
 fn add_workers(status: &mut Status, plane: &PlaneState, stats: &[Arc<WorkerStats>]) -> Direction {
     let (mut egress, mut ingress) = (Direction::default(), Direction::default());
     let mut counts = WorkerCounts::default();
-    let mut states = plane.workers.iter();
-    for (index, stats) in stats.iter().enumerate() {
+    for (worker, stats) in plane.workers.iter().zip(stats) {
         let worker = Worker {
-            index,
             egress: Direction::from(&stats.egress),
             ingress: Direction::from(&stats.ingress),
             counts: WorkerCounts::from(stats.as_ref()),
-            ..Worker::default()
+            ..worker.clone()
         };
         egress += &worker.egress;
         ingress += &worker.ingress;
         counts += &worker.counts;
-        status.workers.extend(states.next().map(|state| Worker {
-            engine: state.engine.to_string(),
-            processor: state.processor,
-            ..worker
-        }));
+        status.workers.push(worker);
     }
     let mut both = egress.clone();
     both += &ingress;

@@ -354,7 +354,6 @@ async fn work(
         interface,
         began_with: held.clone(),
         known: manager.known(),
-        external: view.external.clone(),
         plane: plane.clone(),
     }));
     report.running(Running {

@@ -11,7 +11,6 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use crate::backend::status::WorkerState;
 use crate::config::options::{EngineChoice, WorkersChoice};
 use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{
@@ -22,6 +21,7 @@ use crate::failure::with_causes;
 use crate::forward::{IcmpLimiter, Local};
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
+use crate::status;
 
 use super::owner::Owner;
 
@@ -121,13 +121,13 @@ impl Team {
         Ok(team)
     }
 
-    /// What the workers are, in their order.
-    pub(super) fn state(&self) -> Vec<WorkerState> {
-        let state = |worker: &Worker| {
-            let running = &worker.running;
-            WorkerState { engine: running.engine, processor: running.processor }
+    /// What the workers are, in their order, without what they count.
+    pub(super) fn state(&self) -> Vec<status::Worker> {
+        let state = |(index, worker): (usize, &Worker)| {
+            let (engine, processor) = (worker.running.engine.to_string(), worker.running.processor);
+            status::Worker { index, engine, processor, ..status::Worker::default() }
         };
-        self.workers.iter().map(state).collect()
+        self.workers.iter().enumerate().map(state).collect()
     }
 
     /// Why a worker runs mmsg in place of the io_uring that it would rather have.

@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use crate::backend::error::StartError;
 use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{Reporter, Taken, View, WorkerState, Workers, send_if_new, summed_up};
+use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunnelSocket};
@@ -30,7 +30,7 @@ use crate::host::mtu::followed_mtu_bytes;
 use crate::host::netlink::devices::remove_link_now;
 use crate::host::overlay::{Overlay, OverlayError};
 use crate::route::{Prefix, Published};
-use crate::status::{FastPath, TunnelEnd};
+use crate::status::{FastPath, TunnelEnd, Worker};
 
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
@@ -308,7 +308,7 @@ impl Tunnel {
     /// A ring that failed once would fail again; mmsg takes its place, where that is allowed.
     fn give_up_broken_ring(&mut self, end: Option<&WorkerEnd>) {
         let Some(WorkerEnd::WaitFailed(error)) = end else { return };
-        let had_ring = self.team.state().iter().any(|worker| worker.engine == Engine::IoUring);
+        let had_ring = self.team.workers.iter().any(|it| it.running.engine == Engine::IoUring);
         if had_ring && self.orders.engine == EngineWanted::Best {
             warn!("{}", fallback::report_broken(error));
             self.orders.engine = EngineWanted::Only(Engine::Mmsg);
@@ -338,11 +338,11 @@ impl Tunnel {
         description
     }
 
-    fn describe(&self, workers: &[WorkerState]) -> String {
+    fn describe(&self, workers: &[Worker]) -> String {
         let on = |on| if on { "on" } else { "off" };
         let socket = &self.seats[0].socket;
         // A host that is short of something may give it to some workers only.
-        let mut engines: Vec<_> = workers.iter().map(|worker| worker.engine.to_string()).collect();
+        let mut engines: Vec<_> = workers.iter().map(|worker| worker.engine.as_str()).collect();
         engines.dedup();
         format!(
             "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {}, \
