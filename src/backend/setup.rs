@@ -42,23 +42,6 @@ pub enum BackendSettings {
 /// What an operator can choose from.
 const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
 
-/// What is wrong with the network configuration's `Backend`.
-#[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
-    /// This build has no such type; flannel may have it.
-    #[error(
-        "unknown backend type {kind:?}; set Backend.Type in the network configuration to one of \
-         {BUILT}, or run flanneld on this cluster, if that has it"
-    )]
-    Unknown {
-        /// The type asked for.
-        kind: String,
-    },
-    /// One of its keys.
-    #[error(transparent)]
-    Value(#[from] NetworkConfigError),
-}
-
 /// What a backend is started with.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -109,12 +92,18 @@ pub(super) async fn next_leases(leases: &mut watch::Receiver<Arc<Peers>>) -> Arc
 }
 
 impl BackendSettings {
-    /// Parses the backend's part of the network configuration.
-    pub fn parse(backend: &BackendConfig) -> Result<Self, SettingsError> {
+    /// Parses the backend's part of the network configuration. flannel may have types that this
+    /// build has not.
+    pub fn parse(backend: &BackendConfig) -> Result<Self, NetworkConfigError> {
         let settings = &backend.settings;
         let kind = match &backend.kind {
             BackendName::Known(kind) => *kind,
-            BackendName::Other(kind) => return Err(SettingsError::Unknown { kind: kind.clone() }),
+            BackendName::Other(kind) => {
+                return Err(NetworkConfigError::Invalid(format!(
+                    "unknown backend type {kind:?}; set Backend.Type in the network configuration \
+                     to one of {BUILT}, or run flanneld on this cluster, if that has it"
+                )));
+            }
         };
         Ok(match kind {
             BackendKind::Udp => Self::Udp(UdpBackendConfig::parse(settings)?),
@@ -182,7 +171,7 @@ mod tests {
     use super::*;
     use crate::config::network::NetworkConfig;
 
-    fn parse(backend: &str) -> Result<BackendSettings, SettingsError> {
+    fn parse(backend: &str) -> Result<BackendSettings, NetworkConfigError> {
         let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#);
         BackendSettings::parse(&NetworkConfig::parse(text.as_bytes()).unwrap().backend)
     }
@@ -193,7 +182,7 @@ mod tests {
             assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind().name(), kind);
         }
         let error = parse(r#"{"Type":"wireguard"}"#).unwrap_err();
-        assert!(matches!(&error, SettingsError::Unknown { kind } if kind == "wireguard"));
+        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("wireguard")));
         let text = error.to_string();
         assert!(text.contains(BUILT) && !text.contains('\n'), "one line says so: {text}");
     }
