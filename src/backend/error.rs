@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use crate::control::lease::ValueError;
 use crate::device::{SocketError, TunError};
 use crate::engine::{RingError, SpawnError};
-use crate::host::mtu::{MtuError, OVERLAY_MTU_BYTES_MIN};
+use crate::host::mtu::MtuError;
 use crate::host::netlink::NetlinkError;
 use crate::host::overlay::OverlayError;
 
@@ -19,16 +19,6 @@ pub enum StartError {
     /// The interface leaves no sensible overlay MTU.
     #[error("no usable overlay MTU")]
     Mtu(#[from] MtuError),
-    /// The same of the vxlan backend.
-    #[error(
-        "the external interface has MTU {external_bytes}, which leaves less than \
-         {OVERLAY_MTU_BYTES_MIN} bytes in a vxlan tunnel; choose another interface (--iface) or \
-         correct its MTU"
-    )]
-    NoRoom {
-        /// MTU of the external interface.
-        external_bytes: u32,
-    },
     /// Routes between hosts need their real addresses.
     #[error(
         "the host-gw backend needs the interface's own address as PublicIP, but they are {address} \

@@ -18,7 +18,7 @@ use crate::device::{features, kernel};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
+use crate::host::mtu::{OVERLAY_MTU_BYTES_MIN, no_room};
 use crate::host::netlink::{self, NetlinkError, request_all};
 use crate::host::state::{LinkId, MacAddress};
 use crate::host::tables::{Way, Ways};
@@ -50,7 +50,7 @@ pub(super) async fn prepare(
     former: Option<&LeaseAttributes>,
 ) -> Result<(LeaseAttributes, VxlanDevice), StartError> {
     if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
-        return Err(StartError::NoRoom { external_bytes: external.mtu_bytes });
+        return Err(no_room(external.mtu_bytes, KIND).into());
     }
     let found = netlink::link_named(&device::name(settings)).await?;
     let wanted = device::vxlan(settings, external);

@@ -40,13 +40,19 @@ pub fn overlay_mtu_bytes(
             "Backend.MTU is {configured}, but an overlay MTU must be between \
              {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX}"
         ),
-        (None, _) => format!(
-            "the external interface has MTU {external_bytes}, which leaves no overlay MTU between \
-             {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX} after {TUNNEL_OVERHEAD_BYTES} \
-             bytes of tunnel headers; choose another interface (--iface) or correct its MTU"
-        ),
+        (None, _) => return Err(no_room(external_bytes, BackendKind::Udp)),
     };
     Err(MtuError(problem))
+}
+
+/// That the external interface is too narrow, or much too wide, for a tunnel of this `kind`.
+pub fn no_room(external_bytes: u32, kind: BackendKind) -> MtuError {
+    MtuError(format!(
+        "the external interface has MTU {external_bytes}, which leaves no overlay MTU between \
+         {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX} after {} bytes of tunnel headers; \
+         choose another interface (--iface) or correct its MTU",
+        kind.overhead_bytes()
+    ))
 }
 
 /// As [`overlay_mtu_bytes`], for an external interface that changed while the overlay runs: a
