@@ -34,9 +34,6 @@ pub(super) fn text(status: &Status) -> String {
 /// The text under construction.
 struct Metrics(String);
 
-/// A family without labels: its name, its value, and what it is.
-type Row = (&'static str, u64, &'static str);
-
 impl Metrics {
     /// A family, and a sample of it for each of `samples`, which are labels and values.
     fn family<V: Display>(
@@ -65,10 +62,9 @@ impl Metrics {
         self.family(name, help, labelled);
     }
 
-    fn rows(&mut self, rows: impl IntoIterator<Item = Row>) {
-        for (name, value, help) in rows {
-            self.family(name, help, [(String::new(), value)]);
-        }
+    /// A family without labels.
+    fn row(&mut self, name: &str, value: impl Into<u64>, help: &str) {
+        self.family(name, help, [(String::new(), value.into())]);
     }
 
     fn process(&mut self, status: &Status) {
@@ -76,54 +72,48 @@ impl Metrics {
         let help = "Log messages, those that were held back as well.";
         self.each("flannel_log_messages_total", "level", help, &status.log_messages);
         // By the names that Prometheus' own libraries give to this.
-        let Some(process) = &status.process else { return };
-        let seconds = [(String::new(), process.processor_seconds)];
+        let Some(it) = &status.process else { return };
+        let seconds = [(String::new(), it.processor_seconds)];
         self.family("process_cpu_seconds_total", "Processor time of weftd, in seconds.", seconds);
-        self.rows([
-            ("process_resident_memory_bytes", process.resident_bytes, "Resident memory, in bytes."),
-            ("process_open_fds", process.open_files, "Open file descriptors."),
-            ("process_start_time_seconds", process.start_unix, "When weftd started."),
-        ]);
+        self.row("process_resident_memory_bytes", it.resident_bytes, "Resident memory, in bytes.");
+        self.row("process_open_fds", it.open_files, "Open file descriptors.");
+        self.row("process_start_time_seconds", it.start_unix, "When weftd started.");
     }
 
     fn control(&mut self, status: &Status) {
         let Status { ready, stale, restart_needed, cache, peers, peers_held, .. } = status;
         let (peers, held) = (*peers as u64, *peers_held as u64);
-        let errors = status.internal_errors;
-        self.rows([
-            ("flannel_internal_errors_total", errors, "Errors in weftd's own code; see the log."),
-            ("flannel_ready", (*ready).into(), "Whether weftd is ready."),
-            (
-                "flannel_stale",
-                (*stale).into(),
-                "Whether lease and peers are from before this start.",
-            ),
-            ("flannel_restart_needed", (*restart_needed).into(), "Whether the network is another."),
-            ("flannel_cache_writes_total", cache.writes, "Times that the cache was written."),
-            ("flannel_cache_failures_total", cache.failures, "Times that writing it failed."),
-            ("flannel_peers", peers, "Nodes with a lease, this one aside."),
-            ("flannel_peers_held", held, "Peers kept though their leases vanished."),
-        ]);
+        let help = "Errors in weftd's own code; see the log.";
+        self.row("flannel_internal_errors_total", status.internal_errors, help);
+        self.row("flannel_ready", *ready, "Whether weftd is ready.");
+        self.row("flannel_stale", *stale, "Whether lease and peers are from before this start.");
+        self.row("flannel_restart_needed", *restart_needed, "Whether the network is another.");
+        self.row("flannel_cache_writes_total", cache.writes, "Times that the cache was written.");
+        self.row("flannel_cache_failures_total", cache.failures, "Times that writing it failed.");
+        self.row("flannel_peers", peers, "Nodes with a lease, this one aside.");
+        self.row("flannel_peers_held", held, "Peers kept though their leases vanished.");
     }
 
     fn store(&mut self, store: &Store) {
         let (is_refused, is_other) = (store.refused.is_some(), store.subnet_refused);
         let is_duplicate = store.duplicate_public_ip.is_some();
-        let (by_others, exhausted) = (store.written_by_others, store.subnets_exhausted);
-        self.rows([
-            ("flannel_store_up", store.up.into(), "Whether the last store exchange succeeded."),
-            ("flannel_store_refused", is_refused.into(), "Whether the store refuses a request."),
-            ("flannel_subnet_refused", is_other.into(), "Whether another subnet was assigned."),
-            ("flannel_lease_renewals_total", store.renewals, "Renewals of the lease."),
-            ("flannel_store_failures_total", store.failures, "Exchanges that failed."),
-            ("flannel_lease_written_by_others_total", by_others, "Foreign writes of the lease."),
-            ("flannel_duplicate_public_ip", is_duplicate.into(), "Whether another node has it."),
-            ("flannel_subnets_exhausted_total", exhausted, "Tries that found no free subnet."),
-        ]);
-        let answered = ("flannel_store_last_answer_timestamp_seconds", "When the store answered.");
-        let ends = ("flannel_lease_expiry_timestamp_seconds", "When the lease ends, unrenewed.");
-        let times = [(answered, store.answered_unix), (ends, store.lease_expires_unix)];
-        self.rows(times.into_iter().filter_map(|((name, help), at)| Some((name, at?, help))));
+        let exhausted = store.subnets_exhausted;
+        self.row("flannel_store_up", store.up, "Whether the last store exchange succeeded.");
+        self.row("flannel_store_refused", is_refused, "Whether the store refuses a request.");
+        self.row("flannel_subnet_refused", is_other, "Whether another subnet was assigned.");
+        self.row("flannel_lease_renewals_total", store.renewals, "Renewals of the lease.");
+        self.row("flannel_store_failures_total", store.failures, "Exchanges that failed.");
+        let help = "Foreign writes of the lease.";
+        self.row("flannel_lease_written_by_others_total", store.written_by_others, help);
+        self.row("flannel_duplicate_public_ip", is_duplicate, "Whether another node has it.");
+        self.row("flannel_subnets_exhausted_total", exhausted, "Tries that found no free subnet.");
+        if let Some(at) = store.answered_unix {
+            self.row("flannel_store_last_answer_timestamp_seconds", at, "When the store answered.");
+        }
+        if let Some(at) = store.lease_expires_unix {
+            let help = "When the lease ends, unrenewed.";
+            self.row("flannel_lease_expiry_timestamp_seconds", at, help);
+        }
         fn of(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = (RejectReason, u64)> {
             let reasons = RejectReason::ALL.iter();
             reasons.map(|why| (*why, counts.get(why.name()).copied().unwrap_or(0)))
@@ -156,21 +146,19 @@ impl Metrics {
         self.each("flannel_worker_wait_seconds_total", "worker", help, waited);
         let hang = status.workers.iter().filter(|worker| worker.stalled_seconds.is_some());
         let (hang, narrow) = (hang.count() as u64, status.narrow_paths as u64);
-        let counts = status.worker.clone().unwrap_or_default();
-        self.rows([
-            ("flannel_workers_stalled", hang, "Workers that hang or get no processor."),
-            ("flannel_narrow_paths", narrow, "Subnets behind paths narrower than the MTU."),
-            ("flannel_receive_overflows_total", counts.receive_overflows, "Lost in the socket."),
-            ("flannel_gso_fallbacks_total", counts.gso_fallbacks, "Batches sent one by one."),
-            ("flannel_tun_fallbacks_total", counts.tun_fallbacks, "Super-packets cut again."),
-            ("flannel_sleeps_total", counts.sleeps, "Times that a worker had nothing to do."),
-            ("flannel_naps_total", counts.naps, "Short waits for more packets."),
-        ]);
+        let it = status.worker.clone().unwrap_or_default();
+        self.row("flannel_workers_stalled", hang, "Workers that hang or get no processor.");
+        self.row("flannel_narrow_paths", narrow, "Subnets behind paths narrower than the MTU.");
+        self.row("flannel_receive_overflows_total", it.receive_overflows, "Lost in the socket.");
+        self.row("flannel_gso_fallbacks_total", it.gso_fallbacks, "Batches sent one by one.");
+        self.row("flannel_tun_fallbacks_total", it.tun_fallbacks, "Super-packets cut again.");
+        self.row("flannel_sleeps_total", it.sleeps, "Times that a worker had nothing to do.");
+        self.row("flannel_naps_total", it.naps, "Short waits for more packets.");
     }
 
     fn fast_path(&mut self, fast_path: Option<&FastPath>) {
         let Some(FastPath { on, why, taken, .. }) = fast_path else { return };
-        self.rows([("flannel_fast_path", (*on).into(), "Whether the kernel's programs run.")]);
+        self.row("flannel_fast_path", *on, "Whether the kernel's programs run.");
         if let Some(why) = why {
             let help = "Why these programs carry none, while they don't.";
             self.each("flannel_fast_path_off", "why", help, [(why, 1)]);
@@ -233,21 +221,17 @@ impl Metrics {
         self.family("flannel_dataplane_info", help, [(labels, 1)]);
         let is_up = status.dataplane_is_up == Some(true);
         let mtu_bytes = status.lease.as_ref().map_or(0, |lease| lease.mtu_bytes);
-        self.rows([
-            ("flannel_dataplane_up", is_up.into(), "Whether packets can flow."),
-            ("flannel_mtu_bytes", mtu_bytes.into(), "The overlay's MTU."),
-        ]);
+        self.row("flannel_dataplane_up", is_up, "Whether packets can flow.");
+        self.row("flannel_mtu_bytes", mtu_bytes, "The overlay's MTU.");
         let help = "Peers by what is known of them.";
         self.each("flannel_peers_by_state", "state", help, &status.peer_states);
-        let Some(done) = done else { return };
-        self.rows([
-            ("flannel_backend_peers_programmed", done.peers_programmed, "Peers set up."),
-            ("flannel_backend_peers_failed", done.peers_failed, "Peers not set up."),
-            ("flannel_backend_leases_ignored", done.leases_ignored, "Leases of other backends."),
-            ("flannel_backend_leases_unusable", done.leases_unusable, "Leases without data."),
-            ("flannel_backend_failures_total", done.failures, "Edits and commands that failed."),
-            ("flannel_backend_repairs_total", done.repairs, "Things put back."),
-        ]);
+        let Some(it) = done else { return };
+        self.row("flannel_backend_peers_programmed", it.peers_programmed, "Peers set up.");
+        self.row("flannel_backend_peers_failed", it.peers_failed, "Peers not set up.");
+        self.row("flannel_backend_leases_ignored", it.leases_ignored, "Leases of other backends.");
+        self.row("flannel_backend_leases_unusable", it.leases_unusable, "Leases without data.");
+        self.row("flannel_backend_failures_total", it.failures, "Edits and commands that failed.");
+        self.row("flannel_backend_repairs_total", it.repairs, "Things put back.");
     }
 
     /// What is kept on this host beside the dataplane.
@@ -263,26 +247,22 @@ impl Metrics {
         }
         if let Some(file) = &status.subnet_file {
             let help = "Times that writing the subnet file failed.";
-            self.rows([("flannel_subnet_file_failures_total", file.failures, help)]);
+            self.row("flannel_subnet_file_failures_total", file.failures, help);
         }
         if let Some(rules) = &status.rules {
             let Kept { in_place, checks, repairs, failures, .. } = rules.kept;
-            self.rows([
-                ("flannel_rules_in_place", in_place.into(), "Whether the last look found them."),
-                ("flannel_rules_checks_total", checks, "Looks at the rules that succeeded."),
-                ("flannel_rules_repairs_total", repairs, "Looks that found rules missing."),
-                ("flannel_rules_failures_total", failures, "Looks or repairs that failed."),
-            ]);
+            self.row("flannel_rules_in_place", in_place, "Whether the last look found them.");
+            self.row("flannel_rules_checks_total", checks, "Looks at the rules that succeeded.");
+            self.row("flannel_rules_repairs_total", repairs, "Looks that found rules missing.");
+            self.row("flannel_rules_failures_total", failures, "Looks or repairs that failed.");
         }
         let Some(guard) = &status.guard else { return };
         let Kept { in_place, repairs, failures, .. } = guard.kept;
         let peers = guard.peers as u64;
-        self.rows([
-            ("flannel_guard_in_place", in_place.into(), "Whether the last look found the guard."),
-            ("flannel_guard_peers", peers, "Addresses that the guard lets in."),
-            ("flannel_guard_repairs_total", repairs, "Looks that found the guard changed."),
-            ("flannel_guard_failures_total", failures, "Looks at it or repairs that failed."),
-        ]);
+        self.row("flannel_guard_in_place", in_place, "Whether the last look found the guard.");
+        self.row("flannel_guard_peers", peers, "Addresses that the guard lets in.");
+        self.row("flannel_guard_repairs_total", repairs, "Looks that found the guard changed.");
+        self.row("flannel_guard_failures_total", failures, "Looks at it or repairs that failed.");
         let help = "Packets that the guard dropped, as of the last look.";
         let (strangers, pods) = (guard.dropped_from_strangers, guard.dropped_from_pods);
         let dropped = [("stranger", strangers), ("pod", pods)];
