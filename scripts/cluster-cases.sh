@@ -10,6 +10,8 @@ readonly CASES=(
 readonly NFTABLES_MINOR=31
 # One daemon after the other: three containers begin and a probe waits, for each node.
 readonly ROLLOUT_S=180
+# Updates of the case rolling_update, one after the other. WEFT_UPDATES=20 takes some minutes.
+readonly UPDATES=${WEFT_UPDATES:-1}
 
 BACKEND=
 # What the case has seen, for its line.
@@ -243,7 +245,7 @@ under_traffic() {
     local result=$RUN/traffic.json changed=0
     # Not as a child of the exec, which a kubelet's end would end.
     in_pod a sh -c "rm -f /tmp/stop /tmp/result
-        setsid traffic send $POD_B $((ROLLOUT_S * 2)) >/tmp/result 2>&1 </dev/null &" || return 1
+        setsid traffic send $POD_B $((ROLLOUT_S * (UPDATES + 1))) >/tmp/result 2>&1 </dev/null &" || return 1
     sleep 3
     "$@" || changed=$?
     sleep 3
@@ -262,7 +264,15 @@ under_traffic() {
 
 case_rolling_update() {
     has_surge || local MAY_LOSE=yes
-    under_traffic updated
+    under_traffic updated_often
+    local kept=$?
+    SEEN="$UPDATES updates, $SEEN"
+    return "$kept"
+}
+
+updated_often() {
+    local count
+    for ((count = 0; count < UPDATES; count++)); do updated || return 1; done
 }
 
 updated() {

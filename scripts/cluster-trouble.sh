@@ -55,7 +55,7 @@ service_restarted() {
 
 # Pods go on, and a weftd that was running goes on. What it has watched is compacted meanwhile.
 case_api_away() {
-    local etc pid_before pid_after
+    local etc pid_before pid_after said
     etc=$(machine_place control)/etc
     pid_before=$(in_machine "${NODES[0]}" pgrep -x 'flanneld|weftd') || return 1
     mv "$etc/apiserver" "$etc/apiserver.away" || return 1
@@ -66,12 +66,16 @@ case_api_away() {
     pod=$(in_machine "${NODES[0]}" pgrep -f 'traffic serve' | head -n 1)
     in_machine "${NODES[0]}" nsenter --target "$pod" --net \
         ping -q -i 0.1 -W 1 -c $((API_AWAY_S * 10)) "$POD_B" >"$RUN/ping.log"
+    said=$(in_machine "${NODES[0]}" nsenter --target "$pid_before" --mount \
+        /usr/bin/weft status | head -n 1)
     mv "$etc/apiserver.away" "$etc/apiserver"
     wait_until 60 "the API" kubectl get --raw /readyz || return 1
     cat "$RUN/ping.log"
     SEEN=$(grep -o '[0-9.]*% packet loss' "$RUN/ping.log")
     pid_after=$(in_machine "${NODES[0]}" pgrep -x 'flanneld|weftd') || return 1
-    [[ $SEEN == "0% packet loss" && $pid_before == "$pid_after" ]] &&
+    [[ $SEEN == "0% packet loss" && $pid_before == "$pid_after" ]] || return 1
+    SEEN="$SEEN in $API_AWAY_S s; weft status: $said"
+    [[ $said == *"packets flow to the peers known so far"* ]] &&
         wait_until 60 "weftd to hear from the API" status_is_ready
 }
 
@@ -230,8 +234,7 @@ case_node_made_again() {
 }
 
 is_refused() {
-    on_weft "$1" weft status -o json |
-        jq -e --arg cidr "$2" '[.. | objects | .refused_subnet // empty] | any(. == $cidr)'
+    jq -e --arg cidr "$2" '.store.refused_subnet == $cidr' <<<"$(on_weft "$1" weft status -o json)"
 }
 
 pod_cidr() { kubectl get node "$1" -o jsonpath='{.spec.podCIDR}'; }
