@@ -146,9 +146,9 @@ fn missing_lock_directory_does_not_stop_traffic() {
         status.is_some_and(|status| status.causes() == [Cause::SubnetFile])
     });
     assert!(!is_ready(host.dir.path()), "not ready without its subnet file");
+    // The lock beside the file, and the file itself; the log is another thread's.
+    wait_until(LEASE_TIMEOUT, "both are told of", || daemon.complaints("/proc/weft") == 2);
     let log = daemon.output();
-    // The lock beside the file, and the file itself.
-    assert_eq!(daemon.complaints("/proc/weft"), 2, "{log}");
     assert!(host.namespace.succeeds(&["ip", "link", "show", "flannel0"]), "{log}");
     assert_eq!(daemon.stop(Signal::TERM, STOP).code(), Some(0));
 }
@@ -445,7 +445,7 @@ fn lost_lease_ends_daemon_with_failure() {
         host.dir.path().join("store/subnets").join(format!("{}-24", lease.network()))
     };
     // Until it watches, weftd takes a lease that is gone for one that lapsed, and takes it again.
-    let status = (0..5).find_map(|_| {
+    let status = (0..LEASE_TIMEOUT.as_secs()).find_map(|_| {
         std::fs::remove_file(key(&lease)).ok();
         (0..20).find_map(|_| {
             std::thread::sleep(Duration::from_millis(50));
