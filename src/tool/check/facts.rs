@@ -48,7 +48,8 @@ pub(super) struct Facts {
     pub(super) firewall_error: String,
     pub(super) subnet_file: SubnetFacts,
     pub(super) directory: Option<Directory>,
-    pub(super) etcd: Vec<Endpoint>,
+    /// What each etcd endpoint that was asked for says, or what went wrong, behind its URL.
+    pub(super) etcd: Vec<Result<String, String>>,
     pub(super) has_ipsec: Option<bool>,
     pub(super) now_unix: u64,
 }
@@ -150,14 +151,6 @@ pub(super) struct Directory {
     pub(super) free_bytes: u64,
     /// Nothing of file systems that do not count files.
     pub(super) free_files: Option<u64>,
-}
-
-/// An etcd endpoint that was asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Endpoint {
-    pub(super) url: String,
-    /// What was learned, or what went wrong.
-    pub(super) answer: Result<String, String>,
 }
 
 impl Facts {

@@ -7,13 +7,9 @@ use super::super::finding::{Checked, failed, skipped, warning, well};
 use crate::control::clock::format_go_duration;
 
 pub(super) fn etcd(facts: &Facts) -> Checked {
-    let (mut good, mut bad) = (Vec::new(), Vec::new());
-    for endpoint in &facts.etcd {
-        match &endpoint.answer {
-            Ok(answer) => good.push(format!("{}: {answer}", endpoint.url)),
-            Err(error) => bad.push(format!("{}: {error}", endpoint.url)),
-        }
-    }
+    let good: Vec<_> = facts.etcd.iter().flatten().map(String::as_str).collect();
+    let bad = facts.etcd.iter().filter_map(|says| says.as_ref().err());
+    let bad: Vec<_> = bad.map(String::as_str).collect();
     let cure = "Is etcd running there, and does a firewall let TCP through to that port?";
     match (good.is_empty(), bad.is_empty()) {
         (true, true) => skipped("no --etcd-endpoints given"),

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use rustix::thread::CapabilitySet;
 
 use super::super::facts::{
-    DaemonFacts, DaemonState, Directory, Endpoint, Facts, OtherDaemon, PeerWay, ProcessFacts,
-    Resolved, SubnetFacts, UdpSocket,
+    DaemonFacts, DaemonState, Directory, Facts, OtherDaemon, PeerWay, ProcessFacts, Resolved,
+    SubnetFacts, UdpSocket,
 };
 use super::super::finding::{Finding, Judgement as Judged};
 use super::super::firewall::iptables::parse as parse_iptables;
@@ -201,7 +201,7 @@ fn before_start() -> Facts {
             free_bytes: 1 << 30,
             free_files: Some(1000),
         }),
-        etcd: vec![Endpoint { url: "http://a:1".to_owned(), answer: Ok("etcd 3".to_owned()) }],
+        etcd: vec![Ok("http://a:1: etcd 3".to_owned())],
         resolved: Some(vec![resolved(1, &[], None), resolved(2, &[7], Some(7))]),
         has_ipsec: Some(true),
         now_unix: 1000,
@@ -315,10 +315,10 @@ const OF_THE_DAEMON: &[Wrong] = &[
         it.directory.as_mut().unwrap().free_files = Some(0);
     }),
     ("etcd-endpoints", Judged::Failed, "http://a:1: refused", |it| {
-        it.etcd[0].answer = Err("refused".to_owned());
+        it.etcd[0] = Err("http://a:1: refused".to_owned());
     }),
     ("etcd-endpoints", Judged::Warning, "http://b:1: refused", |it| {
-        it.etcd.push(Endpoint { url: "http://b:1".to_owned(), answer: Err("refused".to_owned()) });
+        it.etcd.push(Err("http://b:1: refused".to_owned()));
     }),
     ("lease-time", Judged::Failed, "ended 8m20s ago", |it| it.now_unix = 2500),
     ("tun-device", Judged::Failed, "No such file", |it| {

@@ -11,22 +11,21 @@ use tokio::time::timeout;
 
 use crate::config::options::without_secrets;
 use crate::daemon::status::exchange;
-use crate::tool::check::facts::Endpoint;
 
 /// For the name, the connection and the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// All at once.
-pub(super) async fn ask_all(urls: &[String]) -> Vec<Endpoint> {
+pub(super) async fn ask_all(urls: &[String]) -> Vec<Result<String, String>> {
     let asked = urls.iter().map(async |url| {
         let started = Instant::now();
-        let answer = match timeout(PATIENCE, ask(url)).await {
-            Ok(Ok(answer)) => Ok(format!("{answer}, {} ms", started.elapsed().as_millis())),
-            Ok(Err(error)) => Err(format!("{error:#}")),
-            Err(_elapsed) => Err(format!("no answer after {} s", PATIENCE.as_secs())),
-        };
         // Evidence goes to reports, and passwords do not.
-        Endpoint { url: without_secrets(url), answer }
+        let shown = without_secrets(url);
+        match timeout(PATIENCE, ask(url)).await {
+            Ok(Ok(says)) => Ok(format!("{shown}: {says}, {} ms", started.elapsed().as_millis())),
+            Ok(Err(error)) => Err(format!("{shown}: {error:#}")),
+            Err(_elapsed) => Err(format!("{shown}: no answer after {} s", PATIENCE.as_secs())),
+        }
     });
     join_all(asked).await
 }
@@ -64,7 +63,7 @@ mod tests {
     use crate::tool::ask::wait_for;
 
     fn answer(url: &str) -> Result<String, String> {
-        wait_for(ask_all(&[url.to_owned()])).unwrap().remove(0).answer
+        wait_for(ask_all(&[url.to_owned()])).unwrap().remove(0)
     }
 
     #[test]
@@ -80,7 +79,7 @@ mod tests {
             }
         });
         let found = answer(&format!("http://u:p@{address}/x"));
-        assert!(found.unwrap().starts_with("etcd 3.5.21, "));
+        assert!(found.unwrap().starts_with(&format!("http://{address}/x: etcd 3.5.21, ")));
         assert!(answer(&address.to_string()).unwrap_err().contains("HTTP"));
         server.join().unwrap();
         assert!(answer(&address.to_string()).unwrap_err().contains("refused"));
