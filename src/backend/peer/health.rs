@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::capture::Capture;
 use super::echoes::{ECHO_BYTES, Echoes, Message};
-use super::evidence::{Ask, Evidence, Hosts, Reached, Sample};
+use super::evidence::{Ask, Evidence, Hosts, LOOK, Reached, Sample};
 use super::machine::Machine;
 use super::state::{Obstacle, Reachability};
 use crate::packet::echo::{Answer, Reply, TTL};
@@ -109,6 +109,9 @@ impl Health {
         now: Instant,
     ) {
         self.machine.look(count, now);
+        if self.machine.is_use_in_doubt() {
+            self.next_look = self.next_look.min(now + LOOK);
+        }
         self.next_tick = now;
         let contacts = self.machine.contacts(now);
         let path_mtus = path_mtus.clone();

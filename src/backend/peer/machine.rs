@@ -106,6 +106,11 @@ impl Machine {
         }
     }
 
+    /// Whether the last look may have missed that a peer is used: another one soon tells.
+    pub(in crate::backend) fn is_use_in_doubt(&self) -> bool {
+        self.peers.values().any(|entry| entry.peer.is_in_doubt)
+    }
+
     /// Gives the echoes that are due.
     pub(in crate::backend) fn tick(&mut self, now: Instant) -> Vec<Ask> {
         let in_use = self.in_use;

@@ -90,6 +90,8 @@ pub(super) struct Peer {
     /// When the kernel sent to it last, and when it last sent what was certainly not our own.
     used_at: Option<Instant>,
     others_at: Option<Instant>,
+    /// Whether it is not in use as far as is known, and the last look may have missed that it is.
+    pub(super) is_in_doubt: bool,
     /// Packets of our own since the last look, and when the last one went.
     pub(super) own_sent: u64,
     pub(super) own_sent_at: Option<Instant>,
@@ -154,7 +156,9 @@ impl Peer {
                 let known = std::mem::replace(&mut self.used_at, at);
                 let is_news = |at: &Instant| known.is_none_or(|known| *at > known + OWN_USE);
                 let news = at.filter(is_news);
-                self.others_at = news.filter(|at| !self.is_own_use(*at)).or(self.others_at);
+                let others = news.filter(|at| !self.is_own_use(*at));
+                self.is_in_doubt = news != others && !self.is_in_use(in_use, now);
+                self.others_at = others.or(self.others_at);
                 news.filter(|at| self.others_at.is_some_and(|others| *at < others + HIDDEN_MAX))
             }
         };

@@ -228,6 +228,10 @@ fn the_pod_follows_the_values() {
         .collect();
     assert!(paths.contains(&"/usr/lib/cni") && paths.contains(&"/etc/cni/other.d"), "{paths:?}");
     assert_eq!(arguments(&objects)[..2], ["--kube-subnet-mgr", "--iface=eth1"]);
+    let plain =
+        rendered(&["flannel.healthz.livenessProbe=null", "flannel.healthz.readinessProbe=null"]);
+    let probe = &self::pod(&plain)["containers"][0]["livenessProbe"];
+    assert_eq!(probe["httpGet"]["port"], 8081, "without settings of its own: {probe}");
     let skipped = rendered(&["flannel.skipCNIConfigInstallation=true"]);
     let steps = self::pod(&skipped)["initContainers"].as_array().unwrap();
     assert!(steps.iter().all(|step| step["name"] != "install-cni"), "{steps:?}");

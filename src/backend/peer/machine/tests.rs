@@ -360,6 +360,25 @@ fn one_that_asks_us_is_seen_to_be_used() {
     }
 }
 
+/// Of a neighbour the use is dated for some seconds only: a look that falls beside an echo of the
+/// peer must not be the only one of these.
+#[test]
+fn a_look_beside_an_echo_is_repeated_soon() {
+    let mut world = World::new(Plane::Times);
+    let look = |world: &mut World, used_before_ms: u64| {
+        let used = Use::At(Some(world.at(world.at_ms - used_before_ms)));
+        let now = world.now();
+        world.machine.look(|_, _| Sample { used, received: 0 }, now);
+        (world.machine.is_use_in_doubt(), world.state() == PeerState::Idle)
+    };
+    assert!(!world.machine.is_use_in_doubt());
+    world.tell(Evidence::Asked);
+    assert_eq!(look(&mut world, 100), (true, true), "its echo, or a pod's packet");
+    (world.sends, world.hears) = (3, 3);
+    world.becomes("ok", WELL);
+    assert!(!world.machine.is_use_in_doubt());
+}
+
 /// Where it asks us several times a second, the kernel's answers hide that pods send to it: over a
 /// path that loses many echoes, both sides ask that often for as long as it is used.
 #[test]
