@@ -8,9 +8,9 @@ release_image() {
     local bin=$1 scratch=$2 architecture=$3 file=$4
     local -a packages
     mkdir -p "$scratch/log"
-    make_base "$scratch"
+    make_base "$scratch" "$SUITE"
     read -ra packages <<<"$(image_packages)"
-    make_root "$scratch" image "${packages[@]}"
+    make_root "$scratch" "$SUITE" image "${packages[@]}"
     say "release: the image"
     plain_layer "$scratch/image" "$scratch/base.layer"
     weft_layer "$bin" "$scratch/weft.layer"
