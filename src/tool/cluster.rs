@@ -82,8 +82,11 @@ fn shown(echoes: &Echoes) -> String {
 
 /// Pings all nodes; `status` and `peers` are what weftd says of itself.
 pub(super) fn run(status: &Status, peers: Vec<Peer>) -> anyhow::Result<Cluster> {
-    let pinged =
-        if peers.is_empty() { Vec::new() } else { ping::run(None, None, status, &peers)?.peers };
+    let pinged = if peers.is_empty() {
+        Vec::new()
+    } else {
+        ping::run(None, None, status, &peers, false)?.peers
+    };
     let own = status.lease.as_ref().map(|lease| {
         let via = Via::Host(lease.public_ip);
         let backend = status.backend.as_ref().and_then(|backend| backend.kind);

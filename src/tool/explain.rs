@@ -88,7 +88,7 @@ fn explain(
                 Ok(()) => answers.parting_by_mark(&asked),
                 Err(parting) => {
                     goes = false;
-                    Some(parting)
+                    Some(format!("but {parting}"))
                 }
             },
             Err(error) => Some(format!("what the kernel does with it is not known: {error:#}")),
@@ -99,7 +99,7 @@ fn explain(
 }
 
 /// Where the kernel takes what this host's pods send to `destination`, a pod of a peer: an error if
-/// it ends here, and otherwise a reason why it may. Nothing if the kernel was not asked.
+/// it ends here, and otherwise a reason why it may. Nothing if the kernel gives no answer.
 pub(super) fn pods_way(
     destination: Ipv4Addr,
     status: &Status,

@@ -167,7 +167,8 @@ fn peers(answered: &Answered) -> anyhow::Result<(String, u8)> {
 fn ping(arguments: &PingArguments) -> anyhow::Result<(String, u8)> {
     let PingArguments { node, pod, answered, .. } = arguments;
     let (status, peers) = status_and_peers(answered)?;
-    let answer = ping::run(node.as_deref(), *pod, &status, &peers)?;
+    let is_here = is_here(&answered.daemon);
+    let answer = ping::run(node.as_deref(), *pod, &status, &peers, is_here)?;
     let is_well = answer.peers.iter().all(|report| report.well);
     shown(answered, &answer, is_well, |style| ping::render(&answer, style))
 }
@@ -180,10 +181,14 @@ fn cluster(answered: &Answered) -> anyhow::Result<(String, u8)> {
 
 fn explain(question: Question, answered: &Answered) -> anyhow::Result<(String, u8)> {
     let (status, peers) = status_and_peers(answered)?;
-    let pid = pid_behind(&answered.daemon.socket).ok().flatten();
-    let is_here = pid.and_then(ask::shares_network) != Some(false);
-    let answer = explain::run(question, &status, &peers, is_here)?;
+    let answer = explain::run(question, &status, &peers, is_here(&answered.daemon))?;
     shown(answered, &answer, answer.goes, |style| explain::render(&answer, style))
+}
+
+/// Whether weftd is in this network namespace, as far as this process may know.
+fn is_here(daemon: &Daemon) -> bool {
+    let pid = pid_behind(&daemon.socket).ok().flatten();
+    pid.and_then(ask::shares_network) != Some(false)
 }
 
 fn status_and_peers(answered: &Answered) -> anyhow::Result<(Status, Vec<Peer>)> {

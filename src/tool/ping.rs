@@ -65,12 +65,13 @@ enum Shows {
 
 /// Pings the node of this name, public address, subnet, or any address in its subnet, which is a
 /// pod's unless it is of the node's own; or else all. `status` and `peers` are what weftd says of
-/// itself.
+/// itself; of another network namespace than where it `is_here` this one's kernel knows nothing.
 pub(super) fn run(
     node: Option<&str>,
     pod: Option<Ipv4Addr>,
     status: &Status,
     peers: &[Peer],
+    is_here: bool,
 ) -> anyhow::Result<Pinged> {
     let kind = status.backend.as_ref().and_then(|backend| backend.kind);
     let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
@@ -96,7 +97,7 @@ pub(super) fn run(
         let each = some.iter().zip(legs);
         reports.extend(each.map(|(peer, legs)| Report::of(peer, legs, kind)));
     }
-    if let (Some(_), [peer], [report]) = (node, meant, reports.as_mut_slice()) {
+    if let (Some(_), [peer], [report], true) = (node, meant, reports.as_mut_slice(), is_here) {
         let to = pod.unwrap_or_else(|| peer.subnet.first_host());
         report.add(explain::pods_way(to, status, peers), pod.is_some());
     }
@@ -182,7 +183,6 @@ impl Report {
                 write!(self.conclusion, "; what this host's pods send goes, {unless}").ok();
             }
             Err(parting) => {
-                let parting = parting.trim_start_matches("but ");
                 let own = &self.conclusion;
                 self.conclusion = format!(
                     "what this host's pods send there ends on this host: {parting}. This host's \

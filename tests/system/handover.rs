@@ -221,18 +221,23 @@ fn a_failed_take_over_where_the_kernel_carries() {
     take_over(&mut overlay, &[]);
 }
 
+/// The flags with which another weftd has the place of host 0's.
+fn places(overlay: &Overlay) -> [String; 3] {
+    let place = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
+    let directory = overlay.dir(0);
+    [
+        place("local-store", overlay.files().join("store")),
+        place("subnet-file", directory.join("subnet.env")),
+        place("status-socket", directory.join("weft.sock")),
+    ]
+}
+
 /// A weftd that is the first process of its container, and beside it others of other containers.
 struct Contained(Process);
 
 impl Contained {
     fn start(overlay: &Overlay, arguments: &[&str]) -> Self {
-        let place = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
-        let directory = overlay.dir(0);
-        let flags = [
-            place("local-store", overlay.files().join("store")),
-            place("subnet-file", directory.join("subnet.env")),
-            place("status-socket", directory.join("weft.sock")),
-        ];
+        let flags = places(overlay);
         let mut argv = vec!["unshare", "--pid", "--fork", "--kill-child", WEFTD];
         argv.extend(flags.iter().map(String::as_str));
         argv.extend(["--iface=wire0", "--iptables-forward-rules=false", "--take-over"]);
@@ -419,13 +424,7 @@ fn child(overlay: &Overlay) -> Option<Pid> {
 /// Puts host 0's weftd into the care of a service manager.
 fn manage(overlay: &mut Overlay, arguments: &[&str]) -> Process {
     overlay.daemons[0].stop(Signal::TERM, PATIENCE);
-    let place = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
-    let directory = overlay.dir(0);
-    let flags = [
-        place("local-store", overlay.files().join("store")),
-        place("subnet-file", directory.join("subnet.env")),
-        place("status-socket", directory.join("weft.sock")),
-    ];
+    let (flags, directory) = (places(overlay), overlay.dir(0));
     let directory = directory.to_str().expect("a path of the test");
     let mut argv = vec!["/usr/bin/python3", "-c", SERVICE_MANAGER, directory, WEFTD];
     argv.extend(flags.iter().map(String::as_str));

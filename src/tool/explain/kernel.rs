@@ -97,7 +97,7 @@ impl Answers {
         let Asked { near, device, host, is_outward, .. } = *asked;
         let path = self.near.as_ref().map_err(|error| {
             format!(
-                "but the kernel has no way to {near}, a pod of this host: {}; is the pods' \
+                "the kernel has no way to {near}, a pod of this host: {}; is the pods' \
                      bridge there and up, with its address?",
                 why(error)
             )
@@ -105,7 +105,7 @@ impl Answers {
         let pods_interface = self.name(path);
         if path.gateway.is_some() || Some(pods_interface) == device {
             return Err(format!(
-                "but this host has no route of its own to {near}, the kernel sends that by {}: \
+                "this host has no route of its own to {near}, the kernel sends that by {}: \
                  the pods' bridge is missing, down or without its address",
                 self.shown(path)
             ));
@@ -114,27 +114,27 @@ impl Answers {
         let comes_by = if is_outward { pods_interface } else { asked.comes_by() };
         let query = format!("`ip route get {to} from {from} iif {comes_by}`");
         let across = self.across.as_ref();
-        let across = across.ok_or_else(|| format!("but there is no interface {comes_by}"))?;
-        let path = across.as_ref().map_err(|error| {
-            format!("but the kernel does not forward it: {} ({query})", why(error))
-        })?;
+        let across = across.ok_or_else(|| format!("there is no interface {comes_by}"))?;
+        let path = across
+            .as_ref()
+            .map_err(|error| format!("the kernel does not forward it: {} ({query})", why(error)))?;
         let is_right = match is_outward {
             true => self.leads_to_peer(path, asked),
             false => self.name(path) == pods_interface,
         };
         if !is_right {
             return Err(format!(
-                "but the kernel sends it by {}: another route, rule or table wins ({query})",
+                "the kernel sends it by {}: another route, rule or table wins ({query})",
                 self.shown(path)
             ));
         }
         let Some(outer) = &self.outer else { return Ok(()) };
         let path = outer.as_ref().map_err(|error| {
-            format!("but this host can't send to {host}: {} (`ip route get {host}`)", why(error))
+            format!("this host can't send to {host}: {} (`ip route get {host}`)", why(error))
         })?;
         if Some(self.name(path)) == device {
             let by = self.shown(path);
-            return Err(format!("but the route to {host} leads into the overlay itself, by {by}"));
+            return Err(format!("the route to {host} leads into the overlay itself, by {by}"));
         }
         Ok(())
     }
