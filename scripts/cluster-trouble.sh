@@ -53,13 +53,14 @@ service_restarted() {
     wait_until 30 "$1" in_machine "$node" pgrep -x "$1" && rolled_out 60
 }
 
-# Pods go on, and a weftd that was running goes on. What it has watched is compacted meanwhile.
+# Pods go on, and a weftd that was running goes on. What it has watched is compacted meanwhile. Killed,
+# because an API server that is told to end serves watches for another minute.
 case_api_away() {
     local etc pid_before pid_after said
     etc=$(machine_place control)/etc
     pid_before=$(in_machine "${NODES[0]}" pgrep -x 'flanneld|weftd') || return 1
     mv "$etc/apiserver" "$etc/apiserver.away" || return 1
-    in_machine control pkill -x kube-apiserver
+    in_machine control pkill -9 -x kube-apiserver
     compacted || return 1
     # Without the API there is no exec; so from the node, into the pod's namespace.
     local pod
@@ -99,7 +100,7 @@ case_account_made_again() {
 account_made_again() {
     kubectl -n "$NAMESPACE" delete serviceaccount flannel &&
         manifest "$BACKEND" | kubectl apply -f - || return 1
-    in_machine control pkill -x kube-apiserver
+    in_machine control pkill -9 -x kube-apiserver
     wait_until 120 "the API" kubectl get --raw /readyz || return 1
     wait_until 60 "weftd to be refused" status_says "${NODES[0]}" 'Unauthorized' || return 1
     updated && wait_until 60 "weftd to hear from the API" status_is_ready

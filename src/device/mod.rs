@@ -10,7 +10,7 @@ pub mod kernel;
 mod socket;
 mod tun;
 
-pub use crate::sys::echo::{only_types, receive as receive_with_interface, tell_interface};
+pub use crate::sys::echo::{only_types, receive as receive_message, tell_arrival};
 pub use crate::sys::link::ignore_outgoing;
 pub use crate::sys::steering::{LANES, Steering};
 pub use inherited::{inherit, tun_names};

@@ -1,16 +1,28 @@
-//! A raw socket for ICMP: what it is let in, and by which interface that came.
+//! A raw socket for ICMP: what it is let in, and by which interface and when that came.
 
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use super::udp::{CONTROL_BYTES, Control, for_each_control, set_int};
 
 /// The option that holds back types of ICMP (include/uapi/linux/icmp.h).
 const ICMP_FILTER: libc::c_int = 1;
 
-// A header and `in_pktinfo`.
-const _: () = assert!(CONTROL_BYTES >= size_of::<libc::cmsghdr>() + 2 * size_of::<u64>());
+// A header and `in_pktinfo`; another one and a `timespec`.
+const _: () = assert!(CONTROL_BYTES >= 2 * (size_of::<libc::cmsghdr>() + 2 * size_of::<u64>()));
+
+/// A message that was received.
+#[derive(Debug, Clone, Copy)]
+pub struct Message {
+    /// Its length.
+    pub bytes: usize,
+    /// The index of the interface by which it came, or 0.
+    pub interface: u32,
+    /// When it came, if the kernel said so: since 1970, by a clock that may be set.
+    pub at: Option<Duration>,
+}
 
 /// Has the kernel hand over these types of messages, below 32, and nothing else.
 pub fn only_types(socket: BorrowedFd<'_>, types: &[u8]) -> io::Result<()> {
@@ -18,13 +30,14 @@ pub fn only_types(socket: BorrowedFd<'_>, types: &[u8]) -> io::Result<()> {
     set_int(socket, libc::SOL_RAW, ICMP_FILTER, !wanted)
 }
 
-/// Has the kernel say by which interface a message came.
-pub fn tell_interface(socket: BorrowedFd<'_>) -> io::Result<()> {
+/// Has the kernel say by which interface a message came, and when.
+pub fn tell_arrival(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
     set_int(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)
 }
 
-/// Receives a message: its length, and the index of the interface by which it came, or 0.
-pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, u32)> {
+/// Receives a message.
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Message> {
     let mut control = Control([0; CONTROL_BYTES]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: `msghdr` is plain old data for which all zeroes is a valid value.
@@ -34,15 +47,18 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, 
     // SAFETY: the header, its one part and the control buffer outlive the call, nothing else refers
     // to them meanwhile, and their lengths are those of `buffer` and `control`.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
-    let received = usize::try_from(received).map_err(|_negative| io::Error::last_os_error())?;
-    let mut interface = 0;
+    let bytes = usize::try_from(received).map_err(|_negative| io::Error::last_os_error())?;
+    let (mut interface, mut at) = (0, None);
     let told = control.0.get(..message.msg_controllen).unwrap_or_default();
-    for_each_control(told, |level, kind, data| {
-        if (level, kind) == (libc::IPPROTO_IP, libc::IP_PKTINFO)
-            && let Some(index) = data.first_chunk()
-        {
-            interface = u32::from_ne_bytes(*index);
+    for_each_control(told, |level, kind, data| match (level, kind) {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+            interface = data.first_chunk().map_or(0, |index| u32::from_ne_bytes(*index));
         }
+        (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
+            let word = |at: usize| Some(u64::from_ne_bytes(*data.get(at..)?.first_chunk()?));
+            at = word(0).zip(word(8)).map(|(seconds, ns)| Duration::new(seconds, ns as u32));
+        }
+        _ => {}
     });
-    Ok((received, interface))
+    Ok(Message { bytes, interface, at })
 }

@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 500, 4100),
-    ("backend", 5410, 53100),
+    ("backend", 5420, 53300),
     ("bin", 10, 200),
     ("config", 1680, 16300),
     ("daemon", 3480, 35300),
@@ -27,7 +27,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("route", 280, 2700),
     ("stats", 340, 3200),
     ("status", 580, 4200),
-    ("sys", 1080, 11000),
+    ("sys", 1090, 11200),
     ("tool", 4320, 46200),
 ];
 

@@ -5,11 +5,12 @@ use std::future::pending;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, SystemTime};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use crate::device::{only_types, receive_with_interface, tell_interface};
+use crate::device::{only_types, receive_message, tell_arrival};
 use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL, Tokens};
 
 /// Room for the answers to several searches for a path's MTU at once.
@@ -48,7 +49,7 @@ impl Echoes {
         let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
         let [reply, unreachable, expired] = ANSWERS;
         only_types(socket.as_fd(), &[reply, unreachable, expired, REQUESTS])?;
-        tell_interface(socket.as_fd())?;
+        tell_arrival(socket.as_fd())?;
         socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         socket.set_header_included_v4(true)?;
         Ok(Self {
@@ -91,14 +92,15 @@ impl Echoes {
         answer.or_else(|| Answer::asker(packet).map(Message::Asked))
     }
 
-    /// Takes what has come, and by which interfaces.
-    pub(super) fn receive(&mut self) -> Vec<(u32, Message)> {
+    /// Takes what has come: by which interfaces, and how long ago.
+    pub(super) fn receive(&mut self) -> Vec<(u32, Duration, Message)> {
         let mut messages = Vec::new();
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         for _ in 0..ANSWERS_MAX {
-            let received = receive_with_interface(self.socket.as_fd(), &mut self.buffer);
-            let Ok((received, interface)) = received else { break };
-            let message = self.read(&self.buffer[..received]);
-            messages.extend(message.map(|message| (interface, message)));
+            let Ok(arrival) = receive_message(self.socket.as_fd(), &mut self.buffer) else { break };
+            let message = self.read(&self.buffer[..arrival.bytes]);
+            let age = arrival.at.map_or(Duration::ZERO, |at| now.saturating_sub(at));
+            messages.extend(message.map(|message| (arrival.interface, age, message)));
         }
         messages
     }

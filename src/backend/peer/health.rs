@@ -24,8 +24,9 @@ use crate::route::Prefix;
 /// firewalls. The others say that a router knows no way.
 const REFUSALS: [u8; 5] = [2, 3, 9, 10, 13];
 
-/// Messages that come within this time are taken together, so that a flood of them is no load.
-const GATHER: Duration = Duration::from_millis(10);
+/// Messages that come within this time are taken together, so that a flood of them is no load. The
+/// kernel says when each came.
+const GATHER: Duration = Duration::from_millis(25);
 
 /// Until a tick that only a look brings forward.
 const LONG: Duration = Duration::from_secs(3600);
@@ -50,7 +51,7 @@ pub(in crate::backend) struct Health {
     capture: Capture,
     next_look: Instant,
     next_tick: Instant,
-    /// Whether an answer may come any moment, from which the round trip is measured.
+    /// Whether an answer may come any moment.
     is_waiting: bool,
     /// When messages were last taken.
     received: Instant,
@@ -126,21 +127,25 @@ impl Health {
         now: Instant,
         mut others: impl FnMut(Reply),
     ) {
-        self.received = now;
+        // An age beyond this is none: the clock was set.
+        let unread = now.duration_since(std::mem::replace(&mut self.received, now));
         let Self { manner, machine, echoes: Some(echoes), capture, .. } = self else { return };
         let mut messages = echoes.receive();
         capture.receive(|packet, interface, host, evidence| {
             evidence.iter().for_each(|evidence| machine.note(host, *evidence, now));
-            messages.extend(echoes.read(packet).map(|message| (interface, message)));
+            let message = echoes.read(packet);
+            messages.extend(message.map(|message| (interface, Duration::ZERO, message)));
         });
-        for (interface, message) in messages {
+        for (interface, age, message) in messages {
             let meaning = meaning(message, interface, machine, manner.port, own);
             let Some((host, evidence)) = meaning else { continue };
             match message {
                 Message::Answer(Answer::Reply(reply)) if reply.total_bytes != ECHO_BYTES => {
                     others(reply);
                 }
-                Message::Answer(_) | Message::Asked(_) => machine.note(host, evidence, now),
+                Message::Answer(_) | Message::Asked(_) => {
+                    machine.note(host, evidence, now - age.min(unread));
+                }
             }
         }
     }

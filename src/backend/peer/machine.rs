@@ -17,9 +17,9 @@ use super::evidence::{Ask, Evidence, Hosts, Reached, Sample, TICK};
 use super::one::{IN_QUESTION, IN_USE, Peer, Urgency, beyond};
 use super::state::Contact;
 
-/// Echoes of one tick: what 5,000 peers in use need, and a fifth more to catch up. Of them to
-/// peers in question: each has three companions, so a megabit, and 1,600 dead peers are asked in
-/// time. Beyond these, peers take turns.
+/// Echoes of one tick: nearly twice what all peers in use need, to catch up. Of them to peers in
+/// question: each has three companions, so a megabit, and 1,600 dead peers are asked in time. Beyond
+/// these, peers take turns.
 const TICK_MAX: usize = 256;
 const TICK_QUESTIONS_MAX: usize = 80;
 
@@ -114,8 +114,13 @@ impl Machine {
     /// Gives the echoes that are due.
     pub(in crate::backend) fn tick(&mut self, now: Instant) -> Vec<Ask> {
         let in_use = self.in_use;
-        let mut due = Vec::new();
-        for (host, entry) in self.peers.iter_mut().filter(|(_, entry)| !entry.is_quiet(now)) {
+        let (mut due, mut used) = (Vec::new(), 0);
+        for (host, entry) in &mut self.peers {
+            if entry.is_quiet(now) {
+                used += 1;
+                continue;
+            }
+            used += u32::from(entry.peer.is_in_use(in_use, now));
             entry.quiet_until = entry.peer.quiet_until();
             if let Some(urgency) = entry.peer.urgency(in_use, now) {
                 due.push((urgency, *host, entry));
@@ -132,7 +137,7 @@ impl Machine {
         let asked = due.into_iter().take(TICK_MAX);
         let ask = |(_, host, entry): (_, _, &mut Entry)| {
             entry.quiet_until = None;
-            entry.peer.ask(host, random, now)
+            entry.peer.ask(host, used, random, now)
         };
         asked.filter_map(ask).collect()
     }
