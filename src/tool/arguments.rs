@@ -43,7 +43,13 @@ pub(super) enum Command {
     },
     /// Whether this container's weftd, or this host's, does its work: what a readiness probe asks.
     /// Pods of two versions on one node share the socket, and only one of them answers there.
-    Ready(Daemon),
+    Ready {
+        /// Waits so long until it does.
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        wait: u64,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
     /// A row for each other node: whether it can be heard, its round trip, path MTU and packets.
     Peers(Answered),
     /// All nodes in one table: lease, backend, and whether host and overlay answer this one, with

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
@@ -50,6 +50,9 @@ const SECOND_NAMES: [(&str, &str); 2] = [("install-conf", "install-conf"), ("fla
 
 /// Between two looks of `status --watch`.
 const WATCH_PAUSE: Duration = Duration::from_secs(2);
+
+/// Between two questions whether weftd is ready; a question takes a millisecond.
+const READY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Clears a terminal, and what scrolled off it as well.
 const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
@@ -81,7 +84,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
     let text = match command {
         Command::Status { answered, watch: true } => return watch(&answered),
         Command::Status { answered, watch: false } => return status(&answered, false),
-        Command::Ready(daemon) => return ready(&daemon),
+        Command::Ready { wait, daemon } => return ready_within(Duration::from_secs(wait), &daemon),
         Command::Peers(answered) => return peers(&answered),
         Command::Cluster(answered) => return cluster(&answered),
         Command::Ping(arguments) => return ping(&arguments),
@@ -125,6 +128,18 @@ fn status(answered: &Answered, is_watched: bool) -> anyhow::Result<(String, u8)>
     }
     let is_well = status.verdict.state == State::Ready;
     shown(answered, answer, is_well, |style| status::render(&status, unix_seconds(), style))
+}
+
+/// The first time that it is ready, or how it is after so long.
+fn ready_within(wait: Duration, daemon: &Daemon) -> anyhow::Result<(String, u8)> {
+    let start = Instant::now();
+    loop {
+        let answer = ready(daemon);
+        if matches!(answer, Ok((_, 0))) || start.elapsed() >= wait {
+            return answer;
+        }
+        std::thread::sleep(READY_PAUSE);
+    }
 }
 
 /// What `/readyz` says, of the weftd of this container only.

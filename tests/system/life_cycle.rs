@@ -260,6 +260,12 @@ fn status_begins_with_what_a_start_waits_for() {
     let daemon = host.weftd_on(&store, &[]);
     let socket = host.subnet_env().with_file_name("weft.sock").display().to_string();
     let status = || Status::try_of(host.subnet_env().parent().expect("a directory"));
+    let ready = |wait: &str| {
+        let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
+        weft.args(["ready", wait, "--socket", &socket]).spawn().unwrap()
+    };
+    assert!(!ready("--wait=1").wait().unwrap().success(), "an update would go on without packets");
+    let mut waiting = ready("--wait=60");
     wait_until(LEASE_TIMEOUT, "the status has the cause and how often it was met", || {
         status().is_some_and(|status| {
             let tries = status.0["start"]["hindrance"]["tries"].as_u64();
@@ -270,6 +276,7 @@ fn status_begins_with_what_a_start_waits_for() {
     wait_until(LEASE_TIMEOUT, "nothing is wrong any more", || {
         status().is_some_and(|status| status.0["verdict"]["state"] == "ready")
     });
+    assert!(waiting.wait().unwrap().success(), "an update would wait for the next probe");
     let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
     let output = weft.args(["log", "--socket", &socket]).output().unwrap();
     let log = String::from_utf8(output.stdout).unwrap();

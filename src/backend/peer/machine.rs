@@ -18,8 +18,8 @@ use super::one::{IN_QUESTION, IN_USE, Peer, Urgency, beyond};
 use super::state::Contact;
 
 /// Echoes of one tick: nearly twice what all peers in use need, to catch up. Of them to peers in
-/// question: each has three companions, so a megabit, and 1,600 dead peers are asked in time. Beyond
-/// these, peers take turns.
+/// question: each has three companions, so a megabit, and 1,600 dead peers are asked in time.
+/// Beyond these, peers take turns.
 const TICK_MAX: usize = 256;
 const TICK_QUESTIONS_MAX: usize = 80;
 

@@ -144,7 +144,10 @@ fn an_update_starts_the_next_pod_beside_the_last() {
     assert_eq!(spec["updateStrategy"], surge);
     let container = &spec["template"]["spec"]["containers"][0];
     assert_eq!(container["ports"], Value::Null, "on the host's network each is a hostPort");
-    assert_eq!(container["readinessProbe"]["exec"]["command"], json!(["/usr/bin/weft", "ready"]));
+    assert_eq!(
+        container["readinessProbe"]["exec"]["command"],
+        json!(["/usr/bin/weft", "ready", "--wait=8"])
+    );
 }
 
 #[test]
