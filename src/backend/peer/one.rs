@@ -106,6 +106,8 @@ pub(super) struct Peer {
     /// Echoes since one was answered, and when the first of these was sent.
     pub(super) unanswered: u32,
     unanswered_since: Option<Instant>,
+    /// Whether it answers again, and what is known of it began with that.
+    is_back: bool,
     /// The number of the last echo; those before it, which of them were answered, and which by an
     /// echo: bit 0 is the last.
     sequence: u16,
@@ -187,6 +189,7 @@ impl Peer {
             // Long ago it may have been anything.
             (self.used, self.unanswered, self.unanswered_since) = (None, 0, None);
             (self.asked, self.answers, self.echoes, self.times) = (0, 0, 0, [None; TIMES]);
+            self.is_back = false;
         }
         self.used = Some((self.used.map_or(at, |(since, _)| since), at));
     }
@@ -206,6 +209,11 @@ impl Peer {
         let recent = (0..TIMES as u16)
             .take_while(|age| sent(age).is_some_and(|at| now.duration_since(at) < ANSWER));
         (1 << recent.count()) - 1
+    }
+
+    /// Whether it answers again, and has to show that it does not lose most.
+    fn is_on_trial(&self) -> bool {
+        self.is_back && self.asked.count_ones() < LOSS_OF
     }
 
     /// How many echoes in a row were not answered until now.
@@ -229,7 +237,8 @@ impl Peer {
     fn loss_percent(&self, now: Instant) -> Option<u8> {
         let (lost, of) = self.lost(now);
         let percent = (lost * 100).checked_div(of)?;
-        let is_loss = of >= LOSS_OF && lost >= LOST_MIN && percent >= LOSS_PERCENT_MIN;
+        let is_enough = of >= LOSS_OF || self.is_on_trial();
+        let is_loss = is_enough && lost >= LOST_MIN && percent >= LOSS_PERCENT_MIN;
         is_loss.then_some(percent as u8)
     }
 
@@ -245,7 +254,7 @@ impl Peer {
 
     /// Until when no echo is to be sent, whatever comes; `None` unless all were answered.
     pub(super) fn quiet_until(&self) -> Option<Instant> {
-        let is_well = self.unanswered == 0 && self.asked == self.answers;
+        let is_well = self.unanswered == 0 && self.asked == self.answers && !self.is_on_trial();
         self.last_asked().filter(|_| is_well).map(|at| at + self.steady)
     }
 
@@ -260,7 +269,7 @@ impl Peer {
             (Urgency::Known, PATIENT)
         } else if missed > 0 {
             (Urgency::InQuestion(Reverse(missed)), QUICK)
-        } else if self.lost(now).0 > 0 {
+        } else if self.lost(now).0 > 0 || self.is_on_trial() {
             (Urgency::Known, TICK)
         } else {
             (Urgency::Steady, self.steady)
@@ -351,6 +360,7 @@ impl Peer {
         // The loss before is over, or it was none.
         let first = self.answers.trailing_zeros();
         let run = (self.answers >> first).trailing_ones();
+        self.is_back |= is_new;
         if is_new || run >= WELL_AFTER {
             self.asked &= u64::MAX >> (63 - (first + run - 1));
         }

@@ -22,8 +22,17 @@ use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
 /// States in which the kernel sends to the hardware address that it has (NUD_VALID).
 const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
+/// Whose hardware address was confirmed of late (NUD_REACHABLE), and those of which the kernel never
+/// asks for it (NUD_NOARP and NUD_PERMANENT).
+const REACHABLE: u16 = 0x02;
+const NEVER_ASKED: u16 = 0x40 | 0x80;
+
 /// In which the kernel gives ages (`USER_HZ`): on every architecture that matters the same.
 const TICKS_PER_SECOND: u32 = 100;
+
+/// How long a hardware address is certain at most, unless the administrator has it longer: half as
+/// long again as `base_reachable_time_ms` by default, and two seconds to spare.
+const CERTAIN_TICKS_MAX: u32 = 47 * TICKS_PER_SECOND;
 
 /// From a use to the answer that confirms the neighbour: five seconds of waiting for a sign of it,
 /// three in which it is asked (`delay_first_probe_time`, `ucast_solicit`), and two to spare.
@@ -61,7 +70,8 @@ pub async fn used(
                 (times.used.abs_diff(times.updated) > 1).then_some(times.used)
             }
             EntryTable::Neighbours => {
-                neighbour_used(times.used, times.confirmed, known.contains(&to))
+                let state = message.header.state.into();
+                neighbour_used(state, times.used, times.confirmed, known.contains(&to))
             }
         };
         Some((to, ticks.map(|ticks| Duration::from_secs(ticks.into()) / TICKS_PER_SECOND)))
@@ -69,12 +79,16 @@ pub async fn used(
     Ok(list_entries(index, table).await?.iter().filter_map(used).collect())
 }
 
-/// How long ago a neighbour was used, from two ages of the kernel's. While its hardware address is
-/// certain the kernel notes no use, and then asks for it again; that answer it notes as use (Linux
-/// 6.18), so of a `known` one it is none. A TCP connection of this host to it keeps it certain:
-/// then nothing tells whether others use it as well, and to take it for used is the safe side.
-fn neighbour_used(used: u32, confirmed: u32, is_known: bool) -> Option<u32> {
-    if used > confirmed.saturating_add(ASKED_TICKS_MAX) {
+/// How long ago a neighbour was used, from its state and two ages of the kernel's. While its
+/// hardware address is certain the kernel notes no use, and then asks for it again; that answer it
+/// notes as use (Linux 6.18), so of a `known` one it is none. A TCP connection of this host to it
+/// keeps it certain, a setting (`base_reachable_time_ms`) for long, and whoever made the entry for
+/// ever: then nothing tells whether others use it, and to take it for used is the safe side.
+fn neighbour_used(state: u16, used: u32, confirmed: u32, is_known: bool) -> Option<u32> {
+    let is_long_certain = state & REACHABLE != 0 && confirmed > CERTAIN_TICKS_MAX;
+    if state & NEVER_ASKED != 0 || is_long_certain {
+        Some(0)
+    } else if used > confirmed.saturating_add(ASKED_TICKS_MAX) {
         Some(confirmed)
     } else {
         (!is_known || used.abs_diff(confirmed) > 1).then_some(used)
@@ -188,19 +202,25 @@ mod tests {
 
     #[test]
     fn the_use_of_a_neighbour_is_told_from_its_answers() {
-        for (used, confirmed, is_known, expected) in [
-            (20, 3000, true, Some(20)),
-            (2500, 2200, true, Some(2500)),
+        const STALE: u16 = 0x04;
+        const PERMANENT: u16 = 0x80;
+        for (state, used, confirmed, is_known, expected) in [
+            (STALE, 20, 3000, true, Some(20)),
+            (REACHABLE, 2500, 2200, true, Some(2500)),
             // Asked for on behalf of a packet, by the kernel itself, and for the first packet.
-            (1300, 500, true, Some(1300)),
-            (500, 500, true, None),
-            (500, 500, false, Some(500)),
+            (REACHABLE, 1300, 500, true, Some(1300)),
+            (REACHABLE, 500, 500, true, None),
+            (REACHABLE, 500, 500, false, Some(500)),
             // A connection of the host goes on, for minutes.
-            (12_000, 10, true, Some(10)),
-            (12_000, u32::MAX, true, Some(12_000)),
+            (REACHABLE, 12_000, 10, true, Some(10)),
+            (STALE, 12_000, u32::MAX, true, Some(12_000)),
+            // Nobody is asked, for a while or ever.
+            (REACHABLE, 6000, 6000, true, Some(0)),
+            (STALE, 6000, 6000, true, None),
+            (PERMANENT, 360_000, 360_000, true, Some(0)),
         ] {
-            let ticks = neighbour_used(used, confirmed, is_known);
-            assert_eq!(ticks, expected, "{used}, {confirmed}, {is_known}");
+            let ticks = neighbour_used(state, used, confirmed, is_known);
+            assert_eq!(ticks, expected, "{state}, {used}, {confirmed}, {is_known}");
         }
     }
 

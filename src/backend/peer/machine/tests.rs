@@ -592,6 +592,23 @@ fn lost_echoes_are_counted() {
     }
 }
 
+/// So much is lost that it looks dead now and then, and for a moment well.
+#[test]
+fn one_that_answers_now_and_then_rarely_looks_well() {
+    for plane in PLANES {
+        let mut world = World::used(plane);
+        world.becomes("ok", WELL);
+        world.lost_there = 67;
+        world.pass(30_000);
+        let mut well = 0;
+        for _ in 0..3000 {
+            world.tick();
+            well += u32::from(matches!(world.state(), PeerState::Ok | PeerState::Deaf));
+        }
+        assert!(well < 750, "{plane:?}: well {well} times of 3000");
+    }
+}
+
 #[test]
 fn a_short_outage_is_no_loss_for_long() {
     for plane in PLANES {
