@@ -71,9 +71,8 @@ impl Report {
             if let Some(running) = self.running.get() {
                 if let Some(Workers { stats, .. }) = &running.view.workers {
                     let mut total = Direction::default();
-                    for stats in stats {
-                        total += &Direction::from(&stats.egress);
-                        total += &Direction::from(&stats.ingress);
+                    for direction in stats.iter().flat_map(|it| [&it.egress, &it.ingress]) {
+                        total += &Direction::from(direction);
                     }
                     self.looks.look(total.drops, Instant::now());
                 }
@@ -252,7 +251,7 @@ fn add_workers(status: &mut Status, plane: &PlaneState, stats: &[Arc<WorkerStats
         };
         egress += &worker.egress;
         ingress += &worker.ingress;
-        counts += &worker.counts;
+        counts += worker.counts;
         status.workers.push(worker);
     }
     let mut both = egress.clone();
