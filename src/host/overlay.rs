@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use crate::failure::{LogOnce, with_causes};
-use crate::host::follower::Listing;
+use crate::host::listing::Listing;
 use crate::host::netlink::devices::limit_address_now;
 use crate::host::netlink::{self, NetlinkError, filters};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};

@@ -46,7 +46,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["netlink/decode", "netlink/exchange"],
             &["netlink"],
             &["netlink/filters", "netlink/neighbours", "netlink/routes"],
-            &["netlink/devices", "netlink/events", "netlink/policies"],
+            &["listing", "netlink/devices", "netlink/events", "netlink/policies"],
             &["interface"],
             &["follower"],
             &["tables"],

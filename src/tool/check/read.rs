@@ -19,10 +19,10 @@ use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
-use crate::host::interface::Snapshot;
+use crate::host::listing::Listing;
 use crate::host::netlink::filters::FilterPlace;
 use crate::host::netlink::policies::{for_sent, has_policies};
-use crate::host::netlink::{self, NetlinkError, neighbours, routes};
+use crate::host::netlink::{self, neighbours};
 use crate::host::state::{EntryTable, MacAddress};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
@@ -87,18 +87,13 @@ fn open_tun() -> std::io::Result<fs::File> {
 }
 
 /// Default routes and those in the networks: hosts may have many others.
-async fn host(facts: &Facts) -> Result<Snapshot, NetlinkError> {
+async fn host(facts: &Facts) -> netlink::Result<Listing> {
     let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
     let wanted = |destination: Prefix| {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))
     };
-    Ok(Snapshot {
-        links: netlink::links().await?,
-        addresses: netlink::addresses().await?,
-        routes: routes::routes_to(wanted).await?,
-        path_to_can_reach: None,
-    })
+    Listing::with_routes(wanted).await
 }
 
 /// The kernel's routes to the peers and back, of the first of very many.
