@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::config::options::{Options, StoreOptions};
+use crate::control::changes::next_change;
 use crate::control::lease::LeaseAttributes;
-use crate::daemon::changes::next_change;
 use crate::daemon::configured::REGISTRATION_PHRASE;
 use crate::host::node_lock::{NodeLock, NodeLockError};
 

@@ -19,10 +19,8 @@ use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::http::{self, Reply};
 use crate::daemon::lately::{self, CarrierLosses, DropLooks};
-use crate::daemon::peer_rows;
-use crate::daemon::process;
 use crate::daemon::running::Running;
-use crate::daemon::{drop_samples, log, metrics, verdict};
+use crate::daemon::{drop_samples, log, metrics, peer_rows, process, verdict};
 use crate::host::netlink;
 use crate::stats::WorkerStats;
 use crate::status::{

@@ -7,7 +7,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "control",
         &[
-            &["backoff", "clock", "own_thread", "rejected", "request_times"],
+            &["backoff", "changes", "clock", "own_thread", "rejected", "request_times"],
             &["lease"],
             &["error", "choose", "peers"],
             &["identity", "snapshot"],
@@ -116,7 +116,6 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "daemon",
         &[
             &[
-                "changes",
                 "configured",
                 "contain",
                 "http",
