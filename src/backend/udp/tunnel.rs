@@ -7,7 +7,6 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
@@ -17,7 +16,7 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::backend::error::StartError;
-use crate::backend::handover::Handover;
+use crate::backend::handover::{Handover, Offered};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
@@ -394,7 +393,7 @@ impl Tunnel {
         // The device exists as long as a worker has a queue of it, and two workers on one socket
         // would reorder flows.
         end_all(&mut self.team.workers);
-        self.handover.offer(Vec::new());
+        self.handover.offer(Offered::Nothing);
         while let Ok(end) = self.ends.try_recv() {
             self.give_up_broken_ring(Some(&end));
         }
@@ -423,13 +422,17 @@ impl Drop for Tunnel {
     }
 }
 
-/// The descriptors of a tunnel, for another process; none if this one may not have so many.
-fn duplicates(queues: &[Tun], seats: &[Seat]) -> Vec<OwnedFd> {
+/// The descriptors of a tunnel, for another process; nothing if this one may not have so many.
+fn duplicates(queues: &[Tun], seats: &[Seat]) -> Offered {
     let queues = queues.iter().map(Tun::duplicate);
-    let all: io::Result<Vec<_>> =
-        queues.chain(seats.iter().map(|seat| seat.socket.duplicate())).collect();
-    all.unwrap_or_else(|error| {
-        warn!("a restart would lose packets: cannot duplicate the tunnel's descriptors: {error}");
-        Vec::new()
-    })
+    let all = queues.chain(seats.iter().map(|seat| seat.socket.duplicate()));
+    match all.collect::<io::Result<_>>() {
+        Ok(all) => Offered::Tunnel(Arc::new(all)),
+        Err(error) => {
+            warn!(
+                "a restart would lose packets: cannot duplicate the tunnel's descriptors: {error}"
+            );
+            Offered::Nothing
+        }
+    }
 }
