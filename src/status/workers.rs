@@ -116,13 +116,6 @@ pub struct Worker {
     pub counts: WorkerCounts,
 }
 
-impl FastPath {
-    /// Whether nobody wants them.
-    pub fn is_switched_off(&self) -> bool {
-        self.why.as_deref() == Some(SWITCHED_OFF)
-    }
-}
-
 impl Direction {
     /// Packets dropped for `reason`.
     pub fn dropped(&self, reason: DropReason) -> u64 {
