@@ -28,7 +28,7 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Start, Started, acquire_lock, read_previous};
+use crate::daemon::begin::{Begun, Start, acquire_lock, read_previous};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::configured::{Configured, Former, MANAGER_PHRASE};
 use crate::daemon::health::{self, Readiness};
@@ -326,7 +326,8 @@ async fn work(
     let Run { options, kept: Kept { handover, former, .. }, .. } = run;
     let before = former.borrow().clone();
     let start = Start { options, manager, previous, handover };
-    let Started { plan, interface, held, guard, backend } = start.start(before.as_ref()).await?;
+    let (begun, backend) = start.start(before.as_ref()).await?;
+    let Begun { plan, interface, held, guard, .. } = begun;
     let subnet = held.subnet();
     let view = backend.view();
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
