@@ -230,7 +230,8 @@ async fn until_stopped(
     let health = run.options.health.map(|it| health::serve(it, listener, run.readiness.clone()));
     let stopped = async {
         stop.await;
-        notify::stopping();
+        // Whoever did not listen before is not told why.
+        notify::send("STOPPING=1", &[]).ok();
     };
     let asked = async {
         let successor = asked.recv().await;

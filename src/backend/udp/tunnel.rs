@@ -27,8 +27,8 @@ use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
 use crate::host::listing::Listing;
 use crate::host::mtu::followed_mtu_bytes;
-use crate::host::netlink::devices::remove_link_now;
-use crate::host::overlay::{Overlay, OverlayError};
+use crate::host::netlink::devices::{limit_address_now, remove_link_now};
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::route::{Prefix, Published};
 use crate::status::{FastPath, TunnelEnd, Worker};
 
@@ -413,10 +413,11 @@ impl Tunnel {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         // After that nothing carries what the routes bring, and they would be in flanneld's way.
+        let OverlayDesired { device, address, .. } = &self.overlay.desired;
         if self.is_kept
-            && let Err(error) = self.overlay.leave_for(LIFE_BETWEEN)
+            && let Err(error) = limit_address_now(device, *address, LIFE_BETWEEN)
         {
-            warn!("{} stays as it is, with its routes: {error}", self.overlay.desired.device);
+            warn!("{device} stays as it is, with its routes: {error}");
         }
         self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
     }

@@ -51,11 +51,12 @@ const DEVICE_SYSCTLS: [&str; 2] = ["forwarding", "rp_filter"];
 /// Everything that the checks look at.
 pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
     let daemon = daemon::read(&asked.daemon.socket);
+    let tun = fs::File::options().read(true).write(true).open("/dev/net/tun");
     let mut facts = Facts {
         process: process::read(daemon.pid),
         others: process::others(daemon.pid),
         udp_sockets: sockets::read(),
-        tun_error: open_tun().err().map(|error| error.to_string()),
+        tun_error: tun.err().map(|error| error.to_string()),
         io_uring_error: crate::sys::ring::probe().err().map(|error| with_causes(&error)),
         sysctls: sysctls(),
         subnet_file: subnet_file(&asked.subnet_file),
@@ -82,10 +83,6 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
 }
 
 /// Opening alone makes no device.
-fn open_tun() -> std::io::Result<fs::File> {
-    fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun")
-}
-
 /// Default routes and those in the networks: hosts may have many others.
 async fn host(facts: &Facts) -> netlink::Result<Listing> {
     let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
