@@ -1,8 +1,7 @@
 //! The backends by name: which there are, what is the same on every host of one, and how leases
 //! and configurations spell those of others. Pure.
 
-use std::fmt;
-
+use derive_more::{Display, From};
 use serde::Serialize;
 
 use crate::words::{visible, words};
@@ -80,12 +79,14 @@ impl BackendKind {
 }
 
 /// What a lease or a configuration calls its backend.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Display, From, Serialize)]
 #[serde(untagged)]
 pub enum BackendName {
     /// One of ours.
+    #[from]
     Known(BackendKind),
-    /// One that only other programs have, or nobody.
+    /// One that only other programs have, or nobody: whoever may write a lease chose it.
+    #[display("{}", visible(_0))]
     Other(String),
 }
 
@@ -110,28 +111,12 @@ impl BackendName {
     }
 }
 
-impl From<BackendKind> for BackendName {
-    fn from(kind: BackendKind) -> Self {
-        Self::Known(kind)
-    }
-}
-
 impl From<&str> for BackendName {
     fn from(text: &str) -> Self {
         if text.is_empty() {
             return Self::Known(BackendKind::Udp);
         }
         BackendKind::named(text).map_or_else(|| Self::Other(text.to_owned()), Self::Known)
-    }
-}
-
-impl fmt::Display for BackendName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Known(kind) => kind.fmt(f),
-            // Whoever may write a lease chose it.
-            Self::Other(text) => f.write_str(&visible(text)),
-        }
     }
 }
 

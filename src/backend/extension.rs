@@ -17,10 +17,11 @@ use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
 use crate::backend::error::StartError;
-use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
+use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
 use crate::config::network::{CommandLine, ExtensionBackendConfig};
+use crate::control::changes::next_value;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
@@ -155,7 +156,7 @@ async fn follow_leases(
         // With every slot taken, a host that is due waits for a command to end.
         let retry_at = hosts.next_retry().filter(|_| running.len() < COMMANDS_MAX).map(Into::into);
         tokio::select! {
-            peers = next_leases(&mut leases) => hosts.want(wanted(&peers, reporter)),
+            peers = next_value(&mut leases) => hosts.want(wanted(&peers, reporter)),
             Some((task, applied, failure)) = running.next() => {
                 let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
                 if let Some(failure) = failure {

@@ -1,11 +1,10 @@
 //! What one weftd hands to the next: the tunnel's descriptors, whose queues hold what comes
 //! meanwhile, and its workers, which may go on until those of the next one run.
 
-use std::fmt;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io};
 
 use tokio::sync::watch;
 
@@ -149,17 +148,9 @@ impl Handover {
         true
     }
 
-    /// The tunnel has these descriptors now; there are none while it is made again.
-    pub(super) fn offer(&self, descriptors: Vec<OwnedFd>) {
-        self.0.offered.send_replace(match descriptors.is_empty() {
-            true => Offered::Nothing,
-            false => Offered::Tunnel(Arc::new(descriptors)),
-        });
-    }
-
-    /// There is no tunnel, and no need of one.
-    pub(super) fn offer_place(&self) {
-        self.0.offered.send_replace(Offered::Place);
+    /// What there is for the next one now.
+    pub(super) fn offer(&self, what: Offered) {
+        self.0.offered.send_replace(what);
     }
 
     /// Packets are carried by the store's leases.

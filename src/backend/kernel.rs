@@ -13,15 +13,17 @@ use tracing::{info, warn};
 
 use crate::backend::host_gw;
 use crate::backend::kernel_health::KernelHealth;
-use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
+use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::vxlan::VxlanDevice;
 use crate::backend_kind::BackendKind;
+use crate::control::changes::next_value;
 use crate::control::lease::Peers;
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
-use crate::host::follower::{Following, HostFollower, Listing};
+use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
+use crate::host::listing::Listing;
 use crate::host::netlink::{NetlinkError, neighbours};
 use crate::host::state::Route;
 use crate::host::tables::edit::apply_all;
@@ -148,7 +150,7 @@ impl KernelBackend {
                     self.host.look_now();
                     continue;
                 }
-                changed = next_leases(&mut leases) => {
+                changed = next_value(&mut leases) => {
                     peers = Some(changed);
                     self.host.look_now();
                     continue;

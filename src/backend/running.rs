@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::backend::error::StartError;
 use crate::backend::extension::{self, ExtensionBackend};
+use crate::backend::handover::Offered;
 use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, warn_of_idle_flags};
 use crate::backend::status::View;
@@ -94,7 +95,7 @@ impl Prepared {
             udp::remove_leftovers(network).await?;
         }
         if !is_udp {
-            setup.handover.offer_place();
+            setup.handover.offer(Offered::Place);
             setup.handover.is_carrying();
         }
         Ok(match self.reserved {

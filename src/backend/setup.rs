@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tracing::warn;
 
 use crate::backend::handover::Handover;
@@ -14,7 +13,7 @@ use crate::config::network::{
 use crate::config::options::{
     DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WorkersChoice,
 };
-use crate::control::lease::{LeaseAttributes, Peers};
+use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
 use crate::host::interface::ExternalInterface;
@@ -80,15 +79,6 @@ pub struct Claim<'a> {
     pub dataplane: DataplaneOptions,
     /// What this weftd has from the last one.
     pub handover: &'a Handover,
-}
-
-/// Waits for other leases. Once the control plane has ended there are none: everything stays as it
-/// is. Cancel-safe.
-pub(super) async fn next_leases(leases: &mut watch::Receiver<Arc<Peers>>) -> Arc<Peers> {
-    match leases.changed().await {
-        Ok(()) => Arc::clone(&leases.borrow_and_update()),
-        Err(_) => std::future::pending().await,
-    }
 }
 
 impl BackendSettings {

@@ -21,8 +21,9 @@ use tracing::info;
 
 use crate::backend::error::StartError;
 use crate::backend::handover::Handover;
-use crate::backend::setup::{Setup, next_leases};
+use crate::backend::setup::Setup;
 use crate::backend::status::{Taken, View};
+use crate::control::changes::next_value;
 use crate::control::lease::Peers;
 use crate::host::netlink::NetlinkError;
 use crate::route::{Prefix, Published, Table};
@@ -81,7 +82,7 @@ impl UdpBackend {
         let Self { tunnel, kernel_plane, peers, port, routes, tables, handover } = self;
         let follow_leases = async {
             loop {
-                peers.update(&*next_leases(&mut leases).await, *port);
+                peers.update(&*next_value(&mut leases).await, *port);
                 routes.publish(peers.table());
                 tables.send_replace(());
                 handover.is_carrying();

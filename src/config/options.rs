@@ -1,7 +1,6 @@
 //! The validated options of one weftd: ready types only, nothing left to check downstream.
 //! Built by `flags` from the command line and the environment; holds no logic of its own.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -134,14 +133,9 @@ pub struct Credentials {
 }
 
 /// A text that must never be shown.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[debug("***")]
 pub struct Secret(pub String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
 
 /// How to find the external interface and the public address.
 #[derive(Debug, Clone, Default)]

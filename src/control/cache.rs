@@ -13,11 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::config::network::NetworkConfig;
-use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime, Peers};
-use crate::control::peers;
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::ENTRIES_MAX;
+use crate::control::{clock, peers};
 use crate::failure::with_causes;
 use crate::route::Prefix;
 
@@ -143,16 +142,15 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
     let document: Document = serde_json::from_slice(body)?;
     let Document { as_of_unix, store, revision, cluster, config, own, ends_unix, peers } = document;
     check_age(as_of_unix, ends_unix, expected.now_unix)?;
-    same("store", &store, expected.store)?;
+    same("store", store.as_str(), expected.store)?;
     let config = NetworkConfig::parse(config.get().as_bytes()).map_err(|error| {
         let why = with_causes(&error);
         CacheError(format!("the network configuration in it cannot be used: {why}"))
     })?;
-    same("network", &config.network.to_string(), &expected.network.to_string())?;
+    same("network", config.network, expected.network)?;
     let own = own.lease()?;
-    same("subnet", &own.subnet.to_string(), &expected.subnet.to_string())?;
-    let address = own.attributes.public_ip;
-    same("public address", &address.to_string(), &expected.public_ip.to_string())?;
+    same("subnet", own.subnet, expected.subnet)?;
+    same("public address", own.attributes.public_ip, expected.public_ip)?;
     if !config.leasable(own.subnet) {
         return Err(unusable(
             &own.key,
@@ -187,11 +185,11 @@ fn check_age(as_of_unix: u64, ends_unix: Option<u64>, now_unix: u64) -> Result<(
     Err(CacheError(why))
 }
 
-fn same(what: &str, found: &str, expected: &str) -> Result<(), CacheError> {
+fn same<T: PartialEq + ToString>(what: &str, found: T, expected: T) -> Result<(), CacheError> {
     if found == expected {
         return Ok(());
     }
-    let shown = |text: &str| text.chars().take(SHOWN_CHARACTERS_MAX).collect::<String>();
+    let shown = |it: T| it.to_string().chars().take(SHOWN_CHARACTERS_MAX).collect::<String>();
     let (found, expected) = (shown(found), shown(expected));
     Err(CacheError(format!("its {what} is {found:?}, and this start's is {expected:?}")))
 }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, error, info, warn};
 
 use crate::control::backoff::jittered;
+use crate::control::changes::next_change;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
@@ -103,7 +104,7 @@ impl SubnetManager {
             let pause = jittered(self.timing.claim_ttl / times, KEEP_JITTER, &mut random);
             tokio::select! {
                 () = sleep(pause) => {}
-                _moved = next_attributes(&mut attributes) => {}
+                () = next_change(&mut attributes) => {}
             }
         }
     }
@@ -120,14 +121,5 @@ impl SubnetManager {
             Ok(names) => self.status.edit().names = Arc::new(names),
             Err(error) => debug!("Cannot read the names of the nodes: {}", with_causes(&error)),
         }
-    }
-}
-
-/// The next attributes, once they change.
-pub(super) async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAttributes {
-    match attributes.changed().await {
-        Ok(()) => attributes.borrow_and_update().clone(),
-        // Nobody changes them any more.
-        Err(_) => std::future::pending().await,
     }
 }

@@ -34,14 +34,11 @@ use crate::control::timing::Timing;
 /// Share by which listings are spread.
 const RELIST_JITTER: f64 = 0.2;
 
-/// Why the machine stopped.
+/// Why the machine stopped: the subnet is no longer ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The subnet is no longer ours.
-    Revoked {
-        /// Who holds it now; `None` if the lease was deleted.
-        new_owner: Option<Ipv4Addr>,
-    },
+pub struct End {
+    /// Who holds it now; `None` if the lease was deleted.
+    pub new_owner: Option<Ipv4Addr>,
 }
 
 /// The time of an event.
@@ -351,7 +348,7 @@ impl Machine {
     fn give_up(&mut self, why: String, new_owner: Option<Ipv4Addr>) {
         self.warn(format!("The lease of {} {why}; giving it up", self.own.lease.subnet));
         self.own_entry = OwnEntry::Lost;
-        self.commands.push(Command::End(End::Revoked { new_owner }));
+        self.commands.push(Command::End(End { new_owner }));
     }
 
     /// Mirrors a lease, if there is room: as many as one listing may have, and always the own.

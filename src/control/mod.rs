@@ -10,6 +10,7 @@ pub mod acquire;
 pub mod backoff;
 pub mod by_hand;
 pub mod cache;
+pub(crate) mod changes;
 pub mod choose;
 mod claim;
 pub mod clock;

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tracing::{Level, debug, info, warn};
 
 use crate::control::cache::Known;
-use crate::control::claim::next_attributes;
+use crate::control::changes::next_value;
 use crate::control::clock;
 use crate::control::error::StoreResult;
 use crate::control::identity::Phase;
@@ -225,7 +225,7 @@ impl<'a> Driver<'a> {
             {
                 Event::Changed(self.manager.noted(changes))
             }
-            attributes = next_attributes(&mut self.attributes) => {
+            attributes = next_value(&mut self.attributes) => {
                 let before = std::mem::replace(&mut self.told, attributes.clone());
                 // Told again without a change: another address, behind the same PublicIP.
                 if before == attributes || before.public_ip != attributes.public_ip {

@@ -35,24 +35,14 @@ use crate::host::lock::{DaemonLock, LockError};
 const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
 
 /// A start that has its subnet.
-struct Begun {
-    plan: Configured,
-    external: ExternalInterface,
-    interface: InterfaceOptions,
-    held: Held,
-    prepared: Prepared,
-    guard: NodeGuard,
-}
-
-/// A start that has its subnet, and what carries its packets.
-pub(super) struct Started {
+pub(super) struct Begun {
     pub(super) plan: Configured,
+    external: ExternalInterface,
     /// The options by which the interface was found.
     pub(super) interface: InterfaceOptions,
     pub(super) held: Held,
     /// The lock against a second daemon for this node.
     pub(super) guard: NodeGuard,
-    pub(super) backend: Backend,
 }
 
 /// What a start has to go by.
@@ -67,7 +57,7 @@ pub(super) struct Start<'a> {
 
 impl Start<'_> {
     /// Starts; with a `former` run as often as it takes, while the tunnel that it left goes on.
-    pub(super) async fn start(self, former: Option<&Former>) -> anyhow::Result<Started> {
+    pub(super) async fn start(self, former: Option<&Former>) -> anyhow::Result<(Begun, Backend)> {
         let status = self.manager.status();
         let Some(former) = former else {
             let begun = self.begin().await?;
@@ -88,28 +78,31 @@ impl Start<'_> {
         }
     }
 
-    async fn start_backend(self, begun: Begun) -> anyhow::Result<Started> {
+    /// Has the packets carried.
+    async fn start_backend(
+        self,
+        (begun, prepared): (Begun, Prepared),
+    ) -> anyhow::Result<(Begun, Backend)> {
         let Self { options, manager, previous, handover } = self;
-        let Begun { plan, external, interface, held, prepared, guard } = begun;
         let setup = Setup {
-            external,
-            interface: interface.clone(),
+            external: begun.external.clone(),
+            interface: begun.interface.clone(),
             follow_address: options.follow_address,
-            network: plan.network.network,
+            network: begun.plan.network.network,
             former_network: previous.network,
-            subnet: held.subnet(),
+            subnet: begun.held.subnet(),
             attributes: prepared.attributes.clone(),
             control: manager.status(),
             dataplane: options.dataplane,
             handover: handover.clone(),
         };
         let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
-        Ok(Started { plan, interface, held, guard, backend })
+        Ok((begun, backend))
     }
 
     /// Gets configuration and subnet from the store, or from the cache if the store can't be
     /// reached.
-    async fn begin(self) -> anyhow::Result<Begun> {
+    async fn begin(self) -> anyhow::Result<(Begun, Prepared)> {
         let Self { options, manager, .. } = self;
         let mut warm = WarmStart::prepare(options, self.previous).await;
         let plan = match wait_for_config(manager, &mut warm).await? {
@@ -128,7 +121,7 @@ impl Start<'_> {
         match self.acquire_until_leased(plan, &external, &mut warm).await? {
             ControlFlow::Continue((plan, own, prepared)) => {
                 let held = Held::Leased(own);
-                Ok(Begun { plan, external, interface, held, prepared, guard })
+                Ok((Begun { plan, external, interface, held, guard }, prepared))
             }
             ControlFlow::Break(remembered) => {
                 // It takes its own.
@@ -139,7 +132,7 @@ impl Start<'_> {
     }
 
     /// Goes by the cache.
-    async fn begin_from(self, remembered: Remembered) -> anyhow::Result<Begun> {
+    async fn begin_from(self, remembered: Remembered) -> anyhow::Result<(Begun, Prepared)> {
         let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
         let public_ip = external.public_address;
@@ -149,7 +142,7 @@ impl Start<'_> {
     }
 
     /// Goes by what an earlier run of this process had: neither store nor interface need be there.
-    async fn begin_again(self, former: &Former) -> anyhow::Result<Begun> {
+    async fn begin_again(self, former: &Former) -> anyhow::Result<(Begun, Prepared)> {
         let (external, held) = (former.external(), former.held());
         let (cluster, public_ip) = (self.manager.cluster(), external.public_address);
         let guard = NodeGuard::take(self.options, cluster, public_ip, true).await?;
@@ -163,14 +156,14 @@ impl Start<'_> {
         interface: InterfaceOptions,
         mut held: Held,
         guard: NodeGuard,
-    ) -> anyhow::Result<Begun> {
+    ) -> anyhow::Result<(Begun, Prepared)> {
         let attributes = held.attributes();
         let prepared = self.prepare(&plan, &external, Some(attributes)).await?;
         // What a node publishes does not depend on the cache, but which entry is its own does.
         if attributes.public_ip == prepared.attributes.public_ip {
             attributes.clone_from(&prepared.attributes);
         }
-        Ok(Begun { plan, external, interface, held, prepared, guard })
+        Ok((Begun { plan, external, interface, held, guard }, prepared))
     }
 
     /// Has the backend get what the host might refuse later, such as port and device. `former` is

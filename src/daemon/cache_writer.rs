@@ -17,10 +17,10 @@ use tracing::{debug, info, warn};
 use crate::config::network::NetworkConfig;
 use crate::config::whole_file;
 use crate::control::cache::{self, Known};
+use crate::control::changes::next_change;
 use crate::control::own_thread::on_own_thread;
 use crate::control::peers::same_ways;
 use crate::control::status::ControlStatus;
-use crate::daemon::changes::next_change;
 use crate::failure::{LogOnce, with_causes};
 
 /// What is appended to the subnet file's name.

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::backend::handover::Offered;
-use crate::daemon::changes::next_change;
+use crate::control::changes::next_change;
 use crate::daemon::notify;
 use crate::failure::LogOnce;
 use crate::sys::inherited;

@@ -43,6 +43,10 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Before an address that is taken is tried again.
 const LISTEN_RETRY: Duration = Duration::from_secs(1);
 
+/// What a connection is read from and written to.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
+
 /// A complete answer.
 pub(super) type Reply = Response<Full<Bytes>>;
 
@@ -104,13 +108,10 @@ pub(super) async fn patiently(
 }
 
 /// Serves what `accept` gives for ever. Dropping the future ends all connections.
-pub(super) async fn serve<S>(
+pub(super) async fn serve<S: Stream>(
     accept: impl AsyncFn() -> io::Result<S>,
     handler: Handler,
-) -> Infallible
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+) -> Infallible {
     let mut connections = JoinSet::new();
     let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -135,10 +136,11 @@ where
     }
 }
 
-pub(super) async fn serve_connection<S>(stream: S, handler: Handler, header_timeout: Duration)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+pub(super) async fn serve_connection(
+    stream: impl Stream,
+    handler: Handler,
+    header_timeout: Duration,
+) {
     let service = service_fn(move |request: Request<Incoming>| {
         let reply = handler(&request);
         async move { Ok::<_, Infallible>(reply) }

@@ -146,7 +146,7 @@ impl Metrics {
         self.each("flannel_worker_wait_seconds_total", "worker", help, waited);
         let hang = status.workers.iter().filter(|worker| worker.stalled_seconds.is_some());
         let (hang, narrow) = (hang.count() as u64, status.narrow_paths as u64);
-        let it = status.worker.clone().unwrap_or_default();
+        let it = status.worker.unwrap_or_default();
         self.row("flannel_workers_stalled", hang, "Workers that hang or get no processor.");
         self.row("flannel_narrow_paths", narrow, "Subnets behind paths narrower than the MTU.");
         self.row("flannel_receive_overflows_total", it.receive_overflows, "Lost in the socket.");

@@ -2,7 +2,6 @@
 
 mod begin;
 pub(crate) mod cache_writer;
-mod changes;
 mod configured;
 mod contain;
 mod descriptors;

@@ -11,9 +11,10 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::config::options::{Options, StoreOptions};
+use crate::control::changes::next_change;
 use crate::control::lease::LeaseAttributes;
-use crate::daemon::changes::next_change;
 use crate::daemon::configured::REGISTRATION_PHRASE;
+use crate::failure::with_causes;
 use crate::host::node_lock::{NodeLock, NodeLockError};
 
 /// The lock, if it could be taken.
@@ -43,8 +44,8 @@ impl NodeGuard {
             Err(error) => {
                 warn!(
                     "a second daemon for {public_ip} would not be noticed, going on without its \
-                     lock: {:#}",
-                    anyhow::Error::from(error)
+                     lock: {}",
+                    with_causes(&error)
                 );
                 None
             }
@@ -69,13 +70,10 @@ impl NodeGuard {
                 continue;
             }
             self.public_ip = public_ip;
-            self.lock = match NodeLock::acquire(&self.store, public_ip).await {
-                Ok(lock) => Some(lock),
-                Err(error) => {
-                    warn!("the node moved to {public_ip}: {:#}", anyhow::Error::from(error));
-                    None
-                }
-            };
+            let lock = NodeLock::acquire(&self.store, public_ip).await.inspect_err(|error| {
+                warn!("the node moved to {public_ip}: {}", with_causes(error));
+            });
+            self.lock = lock.ok();
         }
     }
 }

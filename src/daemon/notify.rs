@@ -36,12 +36,6 @@ pub(super) fn ready() {
     }
 }
 
-/// Sends `STOPPING=1`: from now on nothing is served.
-pub(super) fn stopping() {
-    // Whoever did not listen before is not told why.
-    send("STOPPING=1", &[]).ok();
-}
-
 /// Keeps the line that `systemctl status` shows as `text` gives it, for ever. Without a service
 /// manager it asks for none.
 pub(super) async fn keep_status(text: impl Fn() -> String) -> Infallible {

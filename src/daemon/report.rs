@@ -19,10 +19,8 @@ use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::http::{self, Reply};
 use crate::daemon::lately::{self, CarrierLosses, DropLooks};
-use crate::daemon::peer_rows;
-use crate::daemon::process;
 use crate::daemon::running::Running;
-use crate::daemon::{drop_samples, log, metrics, verdict};
+use crate::daemon::{drop_samples, log, metrics, peer_rows, process, verdict};
 use crate::host::netlink;
 use crate::stats::WorkerStats;
 use crate::status::{
@@ -71,9 +69,8 @@ impl Report {
             if let Some(running) = self.running.get() {
                 if let Some(Workers { stats, .. }) = &running.view.workers {
                     let mut total = Direction::default();
-                    for stats in stats {
-                        total += &Direction::from(&stats.egress);
-                        total += &Direction::from(&stats.ingress);
+                    for direction in stats.iter().flat_map(|it| [&it.egress, &it.ingress]) {
+                        total += &Direction::from(direction);
                     }
                     self.looks.look(total.drops, Instant::now());
                 }
@@ -252,7 +249,7 @@ fn add_workers(status: &mut Status, plane: &PlaneState, stats: &[Arc<WorkerStats
         };
         egress += &worker.egress;
         ingress += &worker.ingress;
-        counts += &worker.counts;
+        counts += worker.counts;
         status.workers.push(worker);
     }
     let mut both = egress.clone();

@@ -23,28 +23,22 @@ use crate::backend::running::Backend;
 use crate::backend::status::PlaneState;
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
+use crate::control::changes::next_change;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Start, Started, acquire_lock, read_previous};
+use crate::daemon::begin::{Begun, Start, acquire_lock, read_previous};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
-use crate::daemon::changes::next_change;
 use crate::daemon::configured::{Configured, Former, MANAGER_PHRASE};
-use crate::daemon::contain;
-use crate::daemon::descriptors;
 use crate::daemon::health::{self, Readiness};
-use crate::daemon::identity;
-use crate::daemon::limits;
-use crate::daemon::metrics_server;
-use crate::daemon::notify;
 use crate::daemon::port_guard::PortGuard;
 use crate::daemon::report::Report;
-use crate::daemon::rules;
 use crate::daemon::running::Running;
 use crate::daemon::status::PrivateSocket;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
+use crate::daemon::{contain, descriptors, identity, limits, metrics_server, notify, rules};
 use crate::host::lock::DaemonLock;
 use crate::netfilter::diff::Trigger;
 use crate::route::Prefix;
@@ -236,7 +230,8 @@ async fn until_stopped(
     let health = run.options.health.map(|it| health::serve(it, listener, run.readiness.clone()));
     let stopped = async {
         stop.await;
-        notify::stopping();
+        // Whoever did not listen before is not told why.
+        notify::send("STOPPING=1", &[]).ok();
     };
     let asked = async {
         let successor = asked.recv().await;
@@ -332,7 +327,8 @@ async fn work(
     let Run { options, kept: Kept { handover, former, .. }, .. } = run;
     let before = former.borrow().clone();
     let start = Start { options, manager, previous, handover };
-    let Started { plan, interface, held, guard, backend } = start.start(before.as_ref()).await?;
+    let (begun, backend) = start.start(before.as_ref()).await?;
+    let Begun { plan, interface, held, guard, .. } = begun;
     let subnet = held.subnet();
     let view = backend.view();
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
@@ -474,14 +470,12 @@ impl Drop for LogEnd {
 }
 
 fn describe_end(end: End) -> String {
-    match end {
-        End::Revoked { new_owner: Some(owner) } => format!(
+    match end.new_owner {
+        Some(owner) => format!(
             "the subnet now belongs to the node at {owner}; two nodes must not share one. If that \
              node is a clone of this one, remove its copy of the subnet file"
         ),
-        End::Revoked { new_owner: None } => {
-            "the lease was deleted from the store; start again to acquire a new one".to_owned()
-        }
+        None => "the lease was deleted from the store; start again to acquire a new one".to_owned(),
     }
 }
 

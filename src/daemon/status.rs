@@ -19,11 +19,10 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustix::fs::Mode;
 use socket2::{Domain, SockAddr, Socket, Type};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use crate::daemon::http::{self, Handler, Reply};
+use crate::daemon::http::{self, Handler, Reply, Stream};
 
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -159,14 +158,11 @@ async fn fetch(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 /// One request to `host` and its whole reply.
-pub(crate) async fn exchange<S>(
-    stream: S,
+pub(crate) async fn exchange(
+    stream: impl Stream,
     host: &str,
     target: &str,
-) -> anyhow::Result<Response<Vec<u8>>>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+) -> anyhow::Result<Response<Vec<u8>>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // It ends with the runtime.
     tokio::spawn(connection);

@@ -11,8 +11,8 @@ use tracing::{info, warn};
 
 use crate::backend::status::PlaneState;
 use crate::config::subnet_file::SubnetFile;
+use crate::control::changes::next_change;
 use crate::control::own_thread::on_own_thread;
-use crate::daemon::changes::next_change;
 use crate::failure::{LogOnce, with_causes};
 use crate::status::SubnetFile as Written;
 

@@ -10,11 +10,11 @@
 mod layout;
 
 use std::io;
-use std::ops::AddAssign;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use derive_more::AddAssign;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::route::Prefix;
@@ -107,7 +107,7 @@ pub struct Link {
 pub struct Counts(Memory);
 
 /// What the programs counted for one peer. Super-packets count as the packets that they stand for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, AddAssign)]
 pub struct PeerCounts {
     /// Packets sent to it.
     pub packets_sent: u64,
@@ -123,18 +123,6 @@ pub struct PeerCounts {
     pub long_packets_received: u64,
     /// The buffers that these came in: fewer than packets if the device delivers super-packets.
     pub buffers_received: u64,
-}
-
-impl AddAssign for PeerCounts {
-    fn add_assign(&mut self, other: Self) {
-        self.packets_sent += other.packets_sent;
-        self.bytes_sent += other.bytes_sent;
-        self.long_packets_sent += other.long_packets_sent;
-        self.packets_received += other.packets_received;
-        self.bytes_received += other.bytes_received;
-        self.long_packets_received += other.long_packets_received;
-        self.buffers_received += other.buffers_received;
-    }
 }
 
 impl Maps {

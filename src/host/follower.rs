@@ -12,9 +12,10 @@ use tracing::{info, warn};
 use crate::config::options::InterfaceOptions;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, InterfaceError, look};
+use crate::host::listing::Listing;
 use crate::host::netlink::events::Events;
-use crate::host::netlink::{self, NetlinkError, routes};
-use crate::host::state::{Address, Link, Route};
+use crate::host::netlink::{self, NetlinkError};
+use crate::host::state::{Address, Link};
 use crate::route::Prefix;
 
 /// How long the external interface may be without its address before the next one is taken:
@@ -51,30 +52,6 @@ pub struct Following {
     pub all_route_events: bool,
     /// The longest time between two listings, which find what a lost event would have reported.
     pub period: Duration,
-}
-
-/// The host's tables, as far as backends use them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listing {
-    /// All links.
-    pub links: Vec<Link>,
-    /// All IPv4 addresses.
-    pub addresses: Vec<Address>,
-    /// IPv4 routes of the main table to the networks that are followed.
-    pub routes: Vec<Route>,
-}
-
-impl Listing {
-    /// Lists now.
-    pub async fn read(networks: &[Prefix]) -> netlink::Result<Self> {
-        let (links, addresses) = (netlink::links().await?, netlink::addresses().await?);
-        let is_wanted = |destination| networks.iter().any(|network| network.covers(destination));
-        let routes = match networks {
-            [] => Vec::new(),
-            _ => routes::routes_to(is_wanted).await?,
-        };
-        Ok(Self { links, addresses, routes })
-    }
 }
 
 /// Follows the host's network for one backend.

@@ -4,12 +4,14 @@
 use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv4Addr};
 
+use futures_util::future::OptionFuture;
 use regex::Regex;
 
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
-use crate::host::netlink::{self, NetlinkError, routes};
-use crate::host::state::{Address, Link, PathToHost, Route};
+use crate::host::listing::Listing;
+use crate::host::netlink::{self, NetlinkError};
+use crate::host::state::{Address, Link, PathToHost};
 
 /// The interface that the tunnel runs over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,19 +26,6 @@ pub struct ExternalInterface {
     pub public_address: Ipv4Addr,
     /// Largest IP packet it carries, in bytes; never 0.
     pub mtu_bytes: u32,
-}
-
-/// What `select` decides over.
-#[derive(Debug, Clone, Default)]
-pub struct Snapshot {
-    /// All links in the kernel's order.
-    pub links: Vec<Link>,
-    /// All IPv4 addresses in the kernel's order.
-    pub addresses: Vec<Address>,
-    /// The IPv4 routes of the main table in the kernel's order, the default ones at least.
-    pub routes: Vec<Route>,
-    /// The kernel's answer for `--iface-can-reach`, or why there is none.
-    pub path_to_can_reach: Option<Result<PathToHost, String>>,
 }
 
 /// Why no interface was chosen.
@@ -65,19 +54,12 @@ pub(super) async fn look(
     options: &InterfaceOptions,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
-    let snapshot = Snapshot {
-        links: netlink::links().await?,
-        addresses: netlink::addresses().await?,
-        routes: routes::routes_to(|destination| destination.length_bits() == 0).await?,
-        path_to_can_reach: match options.can_reach {
-            Some(destination) => Some(path_to(destination).await),
-            None => None,
-        },
-    };
-    select(options, &snapshot, notes)
+    let host = Listing::with_routes(|destination| destination.length_bits() == 0).await?;
+    let path = OptionFuture::from(options.can_reach.map(path_to)).await;
+    select(options, &host, path, notes)
 }
 
-async fn path_to(destination: IpAddr) -> Result<PathToHost, String> {
+async fn path_to(destination: IpAddr) -> Found<PathToHost> {
     match destination.to_canonical() {
         IpAddr::V4(destination) => {
             let path = netlink::path_to(destination).await;
@@ -94,11 +76,12 @@ async fn path_to(destination: IpAddr) -> Result<PathToHost, String> {
 /// interface. `notes` receives the lines that operators expect in the log.
 pub fn select(
     options: &InterfaceOptions,
-    snapshot: &Snapshot,
+    host: &Listing,
+    path: Option<Found<PathToHost>>,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
     let InterfaceOptions { interfaces, regexes, can_reach, public_ip } = options;
-    let mut search = Search { snapshot, public_ip: *public_ip, notes };
+    let mut search = Search { host, public_ip: *public_ip, notes };
     if interfaces.is_empty() && regexes.is_empty() && can_reach.is_none() {
         let found = match public_ip {
             Some(address) => search.by_address(IpAddr::V4(*address)),
@@ -121,14 +104,14 @@ pub fn select(
         }
     }
     if let Some(destination) = can_reach {
-        let found = search.by_path(*destination);
+        let found = search.by_path(*destination, path);
         if let Some(interface) = search.take(&destination.to_string(), found) {
             return Ok(interface);
         }
     }
     Err(InterfaceError::None(format!(
         "interface to use that matches the interfaces and/or regexes provided (available: {})",
-        candidates(snapshot)
+        candidates(host)
     )))
 }
 
@@ -142,7 +125,7 @@ struct Choice<'a> {
 }
 
 struct Search<'a> {
-    snapshot: &'a Snapshot,
+    host: &'a Listing,
     public_ip: Option<Ipv4Addr>,
     notes: &'a mut Vec<String>,
 }
@@ -156,7 +139,7 @@ impl<'a> Search<'a> {
         if let Ok(address) = wanted.parse::<IpAddr>() {
             return self.by_address(address);
         }
-        let link = self.snapshot.links.iter().find(|link| link.id.name == wanted);
+        let link = self.host.links.iter().find(|link| link.id.name == wanted);
         let missing = || format!("error looking up interface {wanted}: no such network interface");
         Ok(Choice { link: link.ok_or_else(missing)?, address: None })
     }
@@ -169,7 +152,7 @@ impl<'a> Search<'a> {
         );
         let IpAddr::V4(address) = address.to_canonical() else { return Err(no_owner) };
         let owns = |link: &&Link| {
-            self.snapshot
+            self.host
                 .addresses
                 .iter()
                 .any(|owned| owned.interface_index == link.id.index && owned.address == address)
@@ -181,7 +164,7 @@ impl<'a> Search<'a> {
     /// All links in the kernel's order, but for the loopback, the kernel's first: hosts that
     /// announce their address to routers have it there too, and no tunnel leaves by it.
     fn useful_first(&self) -> impl Iterator<Item = &'a Link> + use<'a> {
-        let links = &self.snapshot.links;
+        let links = &self.host.links;
         let by_use = |is_loopback| links.iter().filter(move |link| link.is_loopback == is_loopback);
         by_use(false).chain(by_use(true))
     }
@@ -193,15 +176,15 @@ impl<'a> Search<'a> {
             return self.by_default_route();
         }
         for link in self.useful_first() {
-            let mut addresses = usable_addresses(self.snapshot, link.id.index).into_iter();
+            let mut addresses = usable_addresses(self.host, link.id.index).into_iter();
             let matched = addresses.find(|address| pattern.is_match(&address.to_string()));
             if matched.is_some() {
                 return Ok(Choice { link, address: matched });
             }
         }
-        let link = self.snapshot.links.iter().find(|link| pattern.is_match(&link.id.name));
+        let link = self.host.links.iter().find(|link| pattern.is_match(&link.id.name));
         let missing = || {
-            let all = candidates(self.snapshot);
+            let all = candidates(self.host);
             format!(
                 "could not match pattern {pattern} to any of the available network interfaces \
                  ({all})"
@@ -210,11 +193,15 @@ impl<'a> Search<'a> {
         Ok(Choice { link: link.ok_or_else(missing)?, address: None })
     }
 
-    fn by_path(&mut self, destination: IpAddr) -> Found<Choice<'a>> {
+    fn by_path(
+        &mut self,
+        destination: IpAddr,
+        path: Option<Found<PathToHost>>,
+    ) -> Found<Choice<'a>> {
         self.notes
             .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
         let not_asked = || Err("the kernel was not asked".to_owned());
-        let path = self.snapshot.path_to_can_reach.clone().unwrap_or_else(not_asked);
+        let path = path.unwrap_or_else(not_asked);
         let found = path.and_then(|path| {
             let address = path.preferred_source;
             Ok(Choice { link: self.link(path.interface_index)?, address })
@@ -226,8 +213,7 @@ impl<'a> Search<'a> {
     /// the lowest metric first.
     fn by_default_route(&mut self) -> Found<Choice<'a>> {
         self.notes.push("Determining IP address of default interface".to_owned());
-        let default =
-            self.snapshot.routes.iter().find(|route| route.destination.length_bits() == 0);
+        let default = self.host.routes.iter().find(|route| route.destination.length_bits() == 0);
         let found = match default.map(|default| default.next_hops.as_slice()) {
             Some([hop]) => self.link(hop.interface_index),
             Some(_) => Err("found default route but could not determine interface (it is \
@@ -240,13 +226,13 @@ impl<'a> Search<'a> {
     }
 
     fn link(&self, index: u32) -> Found<&'a Link> {
-        let link = self.snapshot.links.iter().find(|link| link.id.index == index);
+        let link = self.host.links.iter().find(|link| link.id.index == index);
         link.ok_or_else(|| format!("no link has index {index}"))
     }
 
     fn complete(&mut self, found: Choice<'a>) -> Found<ExternalInterface> {
         let Choice { link, address } = found;
-        let preferred = || usable_addresses(self.snapshot, link.id.index).into_iter().next();
+        let preferred = || usable_addresses(self.host, link.id.index).into_iter().next();
         let name = link.id.name.clone();
         let missing = || format!("failed to find IPv4 address for interface {name}");
         let address = address.or_else(preferred).ok_or_else(missing)?;
@@ -274,7 +260,7 @@ impl<'a> Search<'a> {
 /// The addresses of an interface that a tunnel can use, best first: global before link-local,
 /// permanent before dynamic, primary before secondary, else in the kernel's order.
 /// Deprecated, loopback, multicast, broadcast and unspecified addresses are left out.
-fn usable_addresses(snapshot: &Snapshot, interface_index: u32) -> Vec<Ipv4Addr> {
+fn usable_addresses(host: &Listing, interface_index: u32) -> Vec<Ipv4Addr> {
     let is_usable = |owned: &&Address| {
         let address = owned.address;
         owned.interface_index == interface_index
@@ -284,7 +270,7 @@ fn usable_addresses(snapshot: &Snapshot, interface_index: u32) -> Vec<Ipv4Addr> 
                 || address.is_broadcast()
                 || address.is_unspecified())
     };
-    let mut usable: Vec<_> = snapshot.addresses.iter().filter(is_usable).collect();
+    let mut usable: Vec<_> = host.addresses.iter().filter(is_usable).collect();
     usable.sort_by_key(|owned| {
         (owned.address.is_link_local(), Reverse(owned.is_permanent), owned.is_secondary)
     });
@@ -292,10 +278,10 @@ fn usable_addresses(snapshot: &Snapshot, interface_index: u32) -> Vec<Ipv4Addr> 
 }
 
 /// `name:ip` of every interface, for the message of a total miss.
-fn candidates(snapshot: &Snapshot) -> String {
+fn candidates(host: &Listing) -> String {
     let mut list = Vec::new();
-    for link in &snapshot.links {
-        let addresses = usable_addresses(snapshot, link.id.index);
+    for link in &host.links {
+        let addresses = usable_addresses(host, link.id.index);
         if addresses.is_empty() {
             list.push(format!("{}:none", link.id.name));
         }

@@ -1,11 +1,10 @@
 //! One daemon per subnet file: a lock file beside it, locked for the life of the process.
 //! The kernel's flock(2) decides; the pid inside is for the other daemon's error message.
 
-use std::fs;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};

@@ -6,6 +6,7 @@
 
 pub mod follower;
 pub mod interface;
+pub mod listing;
 pub mod lock;
 pub mod mtu;
 pub mod netlink;

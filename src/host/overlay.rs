@@ -2,13 +2,10 @@
 //! of narrow paths. Says what it repairs, and what it leaves to others.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
 use crate::failure::{LogOnce, with_causes};
-use crate::host::follower::Listing;
-use crate::host::netlink::devices::limit_address_now;
+use crate::host::listing::Listing;
 use crate::host::netlink::{self, NetlinkError, filters};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
 use crate::host::tables::edit::apply_all;
@@ -164,11 +161,6 @@ impl Overlay {
         }
         let logged = LogOnce::default();
         Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged })
-    }
-
-    /// Has the device's address and its routes end after `life`, unless it is established again.
-    pub fn leave_for(&self, life: Duration) -> io::Result<()> {
-        limit_address_now(&self.desired.device, self.desired.address, life)
     }
 
     /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else

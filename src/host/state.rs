@@ -7,18 +7,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::route::Prefix;
 
 /// A network interface as the kernel addresses it (`index`) and as people do (`name`).
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, derive_more::Display)]
+#[display("{name} (index {index})")]
 pub struct LinkId {
     /// The kernel's index: stable across renames, never reused while the link lives.
     pub index: u32,
     /// The name at the time of the listing.
     pub name: String,
-}
-
-impl fmt::Display for LinkId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (index {})", self.name, self.index)
-    }
 }
 
 /// One network interface.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::host::follower::Listing;
+use crate::host::listing::Listing;
 use crate::host::state::{
     Address, EntryTable, Link, LinkEntry, LinkId, MacAddress, Route, RouteKind, RouteProtocol,
     RouteSpec,

@@ -169,28 +169,9 @@ fn is_printed_as(rule: &Rule, comment: &str, text: &str) -> bool {
     words(text) == words(&spell(rule, comment))
 }
 
-/// Splits as `iptables-restore` does: at spaces outside of double quotes, a backslash keeps what
-/// comes after it.
+/// The words of a rule, of which `iptables-save` quotes those that need it.
 pub fn words(text: &str) -> Vec<String> {
-    let (mut words, mut word) = (Vec::new(), None::<String>);
-    let (mut is_quoted, mut is_escaped) = (false, false);
-    for character in text.chars() {
-        match character {
-            _ if is_escaped => {
-                word.get_or_insert_default().push(character);
-                is_escaped = false;
-            }
-            '\\' => is_escaped = true,
-            '"' => {
-                is_quoted = !is_quoted;
-                word.get_or_insert_default();
-            }
-            ' ' | '\t' if !is_quoted => words.extend(word.take()),
-            _ => word.get_or_insert_default().push(character),
-        }
-    }
-    words.extend(word);
-    words
+    shlex::split(text).unwrap_or_default()
 }
 
 /// What the installed iptables can do, by its version.

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use super::verdict::Cause;
@@ -80,7 +81,7 @@ impl PeerState {
 }
 
 /// Where a peer's packets go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Via {
     /// Its end of the tunnel.
@@ -103,15 +104,6 @@ impl Via {
         match self {
             Self::Tunnel(address) => address,
             Self::Host(address) => SocketAddrV4::new(address, port),
-        }
-    }
-}
-
-impl std::fmt::Display for Via {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Tunnel(address) => address.fmt(f),
-            Self::Host(address) => address.fmt(f),
         }
     }
 }

@@ -154,7 +154,7 @@ fn a_sum_leaves_nothing_out() {
     let mut sums = (Direction::default(), WorkerCounts::default());
     for _ in 0..2 {
         sums.0 += &one;
-        sums.1 += &others;
+        sums.1 += others;
     }
     let twice: Vec<_> = numbers(&json!([one, others])).iter().map(|number| 2 * number).collect();
     assert!(!twice.contains(&0), "a counter was added: extend this test");

@@ -1,8 +1,9 @@
 //! What weftd's workers count, and the kernel's programs beside them.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
+use std::ops;
 
+use derive_more::AddAssign;
 use serde::{Deserialize, Serialize};
 
 use crate::stats::{DirectionStats, DropReason, WorkerStats};
@@ -75,7 +76,7 @@ pub struct Lately {
 }
 
 /// What else workers count.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, AddAssign, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerCounts {
     /// Times that a worker slept for lack of work.
@@ -113,13 +114,6 @@ pub struct Worker {
     /// What else it counts.
     #[serde(flatten)]
     pub counts: WorkerCounts,
-}
-
-impl FastPath {
-    /// Whether nobody wants them.
-    pub fn is_switched_off(&self) -> bool {
-        self.why.as_deref() == Some(SWITCHED_OFF)
-    }
 }
 
 impl Direction {
@@ -163,7 +157,7 @@ impl From<&WorkerStats> for WorkerCounts {
     }
 }
 
-impl AddAssign<&Self> for Direction {
+impl ops::AddAssign<&Self> for Direction {
     fn add_assign(&mut self, more: &Self) {
         self.packets_received += more.packets_received;
         self.bytes_received += more.bytes_received;
@@ -176,16 +170,6 @@ impl AddAssign<&Self> for Direction {
         for (reason, packets) in &more.drops {
             *self.drops.entry(reason.clone()).or_default() += packets;
         }
-    }
-}
-
-impl AddAssign<&Self> for WorkerCounts {
-    fn add_assign(&mut self, more: &Self) {
-        self.sleeps += more.sleeps;
-        self.naps += more.naps;
-        self.gso_fallbacks += more.gso_fallbacks;
-        self.tun_fallbacks += more.tun_fallbacks;
-        self.receive_overflows += more.receive_overflows;
     }
 }
 

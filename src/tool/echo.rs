@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use derive_more::Display;
 use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -31,7 +32,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 const PACKET_BYTES_MAX: usize = 64 << 10;
 
 /// Who is to answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display, Serialize)]
+#[display(rename_all = "kebab-case")]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Leg {
     /// The node's host.
@@ -42,17 +44,6 @@ pub(super) enum Leg {
     TunnelFull,
     /// A pod behind it.
     Pod,
-}
-
-impl Leg {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Tunnel => "tunnel",
-            Self::TunnelFull => "tunnel-full",
-            Self::Pod => "pod",
-        }
-    }
 }
 
 /// Echoes to one target, and what became of them.

@@ -357,7 +357,7 @@ pub(super) fn render(pinged: &Pinged, style: Style) -> String {
             writeln!(
                 text,
                 "  {:<11}  {:<15}  {bytes:>5} bytes  {answered}/{sent}{}{}",
-                leg.name(),
+                leg.to_string(),
                 address.to_string(),
                 took.unwrap_or_default(),
                 refused.unwrap_or_default(),

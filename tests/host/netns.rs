@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use regex::Regex;
 use weft::config::options::InterfaceOptions;
-use weft::host::follower::{Following, HostFollower, Listing};
+use weft::host::follower::{Following, HostFollower};
 use weft::host::interface::{ExternalInterface, InterfaceError, discover};
+use weft::host::listing::Listing;
 use weft::host::netlink::events::Events;
 use weft::host::netlink::{self, routes};
 use weft::host::overlay::{Overlay, OverlayDesired, OverlayError};

@@ -7,7 +7,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "control",
         &[
-            &["backoff", "clock", "own_thread", "rejected", "request_times"],
+            &["backoff", "changes", "clock", "own_thread", "rejected", "request_times"],
             &["lease"],
             &["error", "choose", "peers"],
             &["identity", "snapshot"],
@@ -46,7 +46,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["netlink/decode", "netlink/exchange"],
             &["netlink"],
             &["netlink/filters", "netlink/neighbours", "netlink/routes"],
-            &["netlink/devices", "netlink/events", "netlink/policies"],
+            &["listing", "netlink/devices", "netlink/events", "netlink/policies"],
             &["interface"],
             &["follower"],
             &["tables"],
@@ -116,7 +116,6 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "daemon",
         &[
             &[
-                "changes",
                 "configured",
                 "contain",
                 "http",

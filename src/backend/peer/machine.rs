@@ -25,7 +25,7 @@ const TICK_QUESTIONS_MAX: usize = 80;
 
 /// All peers of one backend, by their hosts.
 #[derive(Debug)]
-pub(in crate::backend) struct Machine {
+pub(super) struct Machine {
     peers: BTreeMap<Ipv4Addr, Entry>,
     /// Whose target this is, or whose echoes expire on the way to it, and the lease's interface.
     addresses: HashMap<Ipv4Addr, (Ipv4Addr, u32)>,
@@ -53,7 +53,7 @@ impl Entry {
 
 impl Machine {
     /// Nobody is known yet. `in_use` where use is known at times only.
-    pub(in crate::backend) fn new(is_use_rare: bool, seed: u64) -> Self {
+    pub(super) fn new(is_use_rare: bool, seed: u64) -> Self {
         Self {
             peers: BTreeMap::new(),
             addresses: HashMap::new(),
@@ -64,7 +64,7 @@ impl Machine {
     }
 
     /// These are the peers from now on, behind the interface with this index.
-    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
+    pub(super) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
         self.external = external;
         self.peers.retain(|host, _| hosts.contains_key(host));
         self.addresses.clear();
@@ -79,23 +79,23 @@ impl Machine {
 
     /// The host that answers at this address, or behind which it is, and by which interface what
     /// comes from there comes.
-    pub(in crate::backend) fn place_of(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, u32)> {
+    pub(super) fn place_of(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, u32)> {
         let place = self.addresses.get(&address).copied();
         place.or_else(|| self.peers.contains_key(&address).then_some((address, self.external)))
     }
 
     /// The external interface.
-    pub(in crate::backend) fn external(&self) -> u32 {
+    pub(super) fn external(&self) -> u32 {
         self.external
     }
 
     /// Whether this is an address whose echo is asked for.
-    pub(in crate::backend) fn is_target(&self, address: Ipv4Addr) -> bool {
+    pub(super) fn is_target(&self, address: Ipv4Addr) -> bool {
         self.addresses.contains_key(&address)
     }
 
     /// Looks at what was counted of each peer.
-    pub(in crate::backend) fn look(
+    pub(super) fn look(
         &mut self,
         mut count: impl FnMut(Ipv4Addr, &[Reached]) -> Sample,
         now: Instant,
@@ -107,12 +107,12 @@ impl Machine {
     }
 
     /// Whether the last look may have missed that a peer is used: another one soon tells.
-    pub(in crate::backend) fn is_use_in_doubt(&self) -> bool {
+    pub(super) fn is_use_in_doubt(&self) -> bool {
         self.peers.values().any(|entry| entry.peer.is_in_doubt)
     }
 
     /// Gives the echoes that are due.
-    pub(in crate::backend) fn tick(&mut self, now: Instant) -> Vec<Ask> {
+    pub(super) fn tick(&mut self, now: Instant) -> Vec<Ask> {
         let in_use = self.in_use;
         let (mut due, mut used) = (Vec::new(), 0);
         for (host, entry) in &mut self.peers {
@@ -143,12 +143,7 @@ impl Machine {
     }
 
     /// Takes in what came to be known of a peer.
-    pub(in crate::backend) fn note(
-        &mut self,
-        host: Ipv4Addr,
-        mut evidence: Evidence,
-        now: Instant,
-    ) {
+    pub(super) fn note(&mut self, host: Ipv4Addr, mut evidence: Evidence, now: Instant) {
         if let Evidence::Foreign(source, is_anothers) = &mut evidence {
             let mut leases = self.peers.values().flat_map(|entry| &entry.peer.leases);
             *is_anothers = leases.any(|lease| lease.subnet.contains(*source));
@@ -159,7 +154,7 @@ impl Machine {
     }
 
     /// A packet of our own goes to this peer, which is no use of it.
-    pub(in crate::backend) fn sends_own(&mut self, host: Ipv4Addr, now: Instant) {
+    pub(super) fn sends_own(&mut self, host: Ipv4Addr, now: Instant) {
         if let Some(Entry { peer, .. }) = self.peers.get_mut(&host) {
             peer.own_sent += 1;
             peer.own_sent_at = Some(now);
@@ -173,7 +168,7 @@ impl Machine {
     }
 
     /// Whether an answer is waited for, or one was missed of late.
-    pub(in crate::backend) fn is_waiting(&self, now: Instant) -> bool {
+    pub(super) fn is_waiting(&self, now: Instant) -> bool {
         let in_use = self.in_use;
         self.loud(now).any(|(_, peer)| {
             (peer.unanswered > 0 || peer.lost(now).0 > 0) && peer.is_in_use(in_use, now)
@@ -181,7 +176,7 @@ impl Machine {
     }
 
     /// How long until the next tick; `None` while no peer is in use.
-    pub(in crate::backend) fn until_tick(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn until_tick(&self, now: Instant) -> Option<Duration> {
         if self.is_waiting(now) {
             return Some(TICK);
         }
@@ -192,17 +187,14 @@ impl Machine {
     }
 
     /// The peers in use that left an echo unanswered, with their leases.
-    pub(in crate::backend) fn in_question(
-        &self,
-        now: Instant,
-    ) -> impl Iterator<Item = (Ipv4Addr, &[Reached])> {
+    pub(super) fn in_question(&self, now: Instant) -> impl Iterator<Item = (Ipv4Addr, &[Reached])> {
         let is_meant = move |peer: &Peer| peer.missed(now) > 0 && peer.is_in_use(self.in_use, now);
         let meant = self.loud(now).filter(move |(_, peer)| is_meant(peer));
         meant.map(|(host, peer)| (*host, peer.leases.as_slice()))
     }
 
     /// What is known of each peer.
-    pub(in crate::backend) fn contacts(&self, now: Instant) -> BTreeMap<Ipv4Addr, Contact> {
+    pub(super) fn contacts(&self, now: Instant) -> BTreeMap<Ipv4Addr, Contact> {
         let contact = |peer: &Peer| Contact {
             state: peer.state(self.in_use, now),
             heard: peer.noted.heard,

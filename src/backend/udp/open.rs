@@ -28,8 +28,7 @@ use super::kernel_plane::attachment::{AttachError, Attacher};
 use super::kernel_plane::obstacle::off;
 use super::owner::Owner;
 use super::peers::announcement;
-use super::team;
-use super::tun_device;
+use super::{team, tun_device};
 
 /// How long obstacles at start may be a killed predecessor's.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);

@@ -1,21 +1,14 @@
 //! Whose a device or a filter is that outlives weftd: the next weftd of the same tunnel knows it by
 //! what does not change, its port and its network.
 
-use std::fmt;
-
 use crate::route::Prefix;
 
 /// Whose device it is: the tunnel's port, which only one weftd can have, and the overlay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
+#[display("{ALIAS_PREFIX} {port} {network}")]
 pub(crate) struct Owner {
     pub(super) port: u16,
     pub(super) network: Prefix,
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{ALIAS_PREFIX} {} {}", self.port, self.network)
-    }
 }
 
 impl Owner {

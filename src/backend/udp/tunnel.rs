@@ -7,7 +7,6 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
@@ -17,7 +16,7 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::backend::error::StartError;
-use crate::backend::handover::Handover;
+use crate::backend::handover::{Handover, Offered};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
@@ -25,10 +24,11 @@ use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunnelSocket};
 use crate::engine::{Engine, EngineWanted, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
-use crate::host::follower::{HostFollower, Listing};
+use crate::host::follower::HostFollower;
+use crate::host::listing::Listing;
 use crate::host::mtu::followed_mtu_bytes;
-use crate::host::netlink::devices::remove_link_now;
-use crate::host::overlay::{Overlay, OverlayError};
+use crate::host::netlink::devices::{limit_address_now, remove_link_now};
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::route::{Prefix, Published};
 use crate::status::{FastPath, TunnelEnd, Worker};
 
@@ -393,7 +393,7 @@ impl Tunnel {
         // The device exists as long as a worker has a queue of it, and two workers on one socket
         // would reorder flows.
         end_all(&mut self.team.workers);
-        self.handover.offer(Vec::new());
+        self.handover.offer(Offered::Nothing);
         while let Ok(end) = self.ends.try_recv() {
             self.give_up_broken_ring(Some(&end));
         }
@@ -413,22 +413,27 @@ impl Tunnel {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         // After that nothing carries what the routes bring, and they would be in flanneld's way.
+        let OverlayDesired { device, address, .. } = &self.overlay.desired;
         if self.is_kept
-            && let Err(error) = self.overlay.leave_for(LIFE_BETWEEN)
+            && let Err(error) = limit_address_now(device, *address, LIFE_BETWEEN)
         {
-            warn!("{} stays as it is, with its routes: {error}", self.overlay.desired.device);
+            warn!("{device} stays as it is, with its routes: {error}");
         }
         self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
     }
 }
 
-/// The descriptors of a tunnel, for another process; none if this one may not have so many.
-fn duplicates(queues: &[Tun], seats: &[Seat]) -> Vec<OwnedFd> {
+/// The descriptors of a tunnel, for another process; nothing if this one may not have so many.
+fn duplicates(queues: &[Tun], seats: &[Seat]) -> Offered {
     let queues = queues.iter().map(Tun::duplicate);
-    let all: io::Result<Vec<_>> =
-        queues.chain(seats.iter().map(|seat| seat.socket.duplicate())).collect();
-    all.unwrap_or_else(|error| {
-        warn!("a restart would lose packets: cannot duplicate the tunnel's descriptors: {error}");
-        Vec::new()
-    })
+    let all = queues.chain(seats.iter().map(|seat| seat.socket.duplicate()));
+    match all.collect::<io::Result<_>>() {
+        Ok(all) => Offered::Tunnel(Arc::new(all)),
+        Err(error) => {
+            warn!(
+                "a restart would lose packets: cannot duplicate the tunnel's descriptors: {error}"
+            );
+            Offered::Nothing
+        }
+    }
 }

@@ -86,7 +86,8 @@ pub struct ExtensionBackendConfig {
 }
 
 /// A command with its arguments. It shows as its program alone, for the others may hold a token.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[debug("{self}")]
 pub struct CommandLine(pub String);
 
 impl fmt::Display for CommandLine {
@@ -94,12 +95,6 @@ impl fmt::Display for CommandLine {
         let mut words = self.0.split_whitespace();
         let program = words.next().unwrap_or_default();
         write!(f, "{program}{}", if words.next().is_some() { " ***" } else { "" })
-    }
-}
-
-impl fmt::Debug for CommandLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

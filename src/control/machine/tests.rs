@@ -139,7 +139,7 @@ fn a_few_deletions_are_administration() {
     let commands = machine.handle(Event::Timer, at(13));
     assert_eq!(counts(&commands), Some((0, 0)), "one after the other is not at once");
     let commands = machine.handle(Event::Changed(Ok(vec![deleted(OWN, 14)])), at(14));
-    assert_eq!(end(&commands), Some(End::Revoked { new_owner: None }));
+    assert_eq!(end(&commands), Some(End { new_owner: None }));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn expired_own_entry_is_read_before_writing() {
             1 => assert!(writes(&commands), "what is still ours is not renewed: {commands:?}"),
             _ => {
                 let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
-                assert_eq!(end(&commands), Some(End::Revoked { new_owner }));
+                assert_eq!(end(&commands), Some(End { new_owner }));
             }
         }
     }
@@ -374,7 +374,7 @@ fn offline_start_retakes_free_subnet_yields_taken_one() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(OWN, 9, 11)], 12), at(6));
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
-    assert_eq!(end(&commands), Some(End::Revoked { new_owner }), "two owners of one subnet");
+    assert_eq!(end(&commands), Some(End { new_owner }), "two owners of one subnet");
 }
 
 #[test]

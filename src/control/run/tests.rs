@@ -155,7 +155,7 @@ async fn removed_lease_ends_run_and_stays_removed() {
     sleep(Duration::from_millis(100)).await;
     let store = daemon.store.clone();
     store.remove(OWN);
-    assert_eq!(daemon.end().await, End::Revoked { new_owner: None });
+    assert_eq!(daemon.end().await, End { new_owner: None });
     assert!(store.keys().is_empty());
 }
 
@@ -166,7 +166,7 @@ async fn new_owner_ends_run_and_is_named() {
     let store = daemon.store.clone();
     daemon.put(OWN, "192.0.2.9");
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
-    assert_eq!(daemon.end().await, End::Revoked { new_owner });
+    assert_eq!(daemon.end().await, End { new_owner });
     assert_eq!(store.get(OWN).unwrap().0, r#"{"PublicIP":"192.0.2.9"}"#);
 }
 
@@ -198,7 +198,7 @@ async fn lease_covered_during_outage_is_given_up() {
     daemon.put("10.5.96.0-20", "192.0.2.9");
     daemon.store.set_down(false);
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
-    assert_eq!(daemon.end().await, End::Revoked { new_owner });
+    assert_eq!(daemon.end().await, End { new_owner });
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::io::Read;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use hyper::Request;
@@ -57,9 +57,6 @@ pub struct KubeStore {
     /// What the names of flannel's annotations begin with.
     pub(super) prefix: String,
     pub(in crate::control) own: OwnNode,
-    /// The file with the network configuration, a part of a ConfigMap.
-    network_config: PathBuf,
-    clear_network_unavailable: bool,
     sync_timeout: Duration,
 }
 
@@ -80,17 +77,15 @@ impl KubeStore {
             connection,
             prefix: options.annotations.name(""),
             own: OwnNode::new(node),
-            network_config: options.network_config.clone(),
-            clear_network_unavailable: options.clear_network_unavailable,
             sync_timeout,
         })
     }
 
     /// As the file says now: a ConfigMap that was changed is there within two minutes.
     pub(super) fn config(&self) -> StoreResult<Vec<u8>> {
-        let path = self.network_config.display();
-        read_network_config(&self.network_config)
-            .map_err(|error| StoreError::NoConfig(format!("{path} ({error})")))
+        let file = &self.connection.options.network_config;
+        let path = file.display();
+        read_network_config(file).map_err(|error| StoreError::NoConfig(format!("{path} ({error})")))
     }
 
     /// All leases for an operator, who is no node: what the Node of this name says is one like any
@@ -250,7 +245,7 @@ impl KubeStore {
     }
 
     pub(in crate::control) fn network_is_up(&self) {
-        if self.clear_network_unavailable {
+        if self.connection.options.clear_network_unavailable {
             self.own.state().is_up = true;
             self.own.changed.notify_one();
         }

@@ -48,7 +48,7 @@ const SHOWN_CHARACTERS_MAX: usize = 300;
 /// A way to the API.
 pub(super) struct Connection {
     /// Names the files that say who the server is and who we are.
-    options: KubeOptions,
+    pub(super) options: KubeOptions,
     /// Host and port of the server, for who has to find out why it does not answer.
     pub(super) server: String,
     pub(super) calls: Calls,

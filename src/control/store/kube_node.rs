@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use k8s_openapi::api::core::v1::NodeSpec;
 use kube::core::ListMeta;
 use serde::Deserialize;
 use serde_json::Value;
@@ -41,7 +42,7 @@ pub struct Node {
 #[derive(Deserialize)]
 struct RawNode {
     metadata: RawMetadata,
-    spec: Option<RawSpec>,
+    spec: Option<NodeSpec>,
 }
 
 #[derive(Deserialize)]
@@ -53,14 +54,6 @@ struct RawMetadata {
     resource_version: String,
     creation_timestamp: Option<String>,
     annotations: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Default, Deserialize)]
-struct RawSpec {
-    #[serde(rename = "podCIDR")]
-    pod_cidr: Option<String>,
-    #[serde(rename = "podCIDRs")]
-    pod_cidrs: Option<Vec<String>>,
 }
 
 /// One page of a list of Nodes, or a bookmark, which is a page without Nodes.
@@ -106,7 +99,7 @@ impl Node {
         let said = said
             .filter_map(|(name, text)| Some((name.strip_prefix(prefix)?.to_owned(), text)))
             .collect();
-        let RawSpec { pod_cidr, pod_cidrs } = node.spec.unwrap_or_default();
+        let NodeSpec { pod_cidr, pod_cidrs, .. } = node.spec.unwrap_or_default();
         let mut pod_cidrs = pod_cidrs.unwrap_or_default();
         if pod_cidrs.is_empty() {
             pod_cidrs.extend(pod_cidr);

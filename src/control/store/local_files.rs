@@ -4,14 +4,13 @@
 //! Writers hold `DIR/.lock` from the read that they base a write on until the write is durable.
 //! Readers take no lock: a rename shows them the old file or the new one, never a part.
 
-use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use rustix::fs::Mode;
 

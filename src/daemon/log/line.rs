@@ -5,6 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use derive_more::Display;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
@@ -31,8 +32,9 @@ pub(super) struct Fields {
     others: Vec<(&'static str, String)>,
 }
 
-/// A log call in the program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// A log call in the program. It shows as file and line, without the directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display)]
+#[display("{}:{line}", file.rsplit('/').next().unwrap_or(file))]
 pub(super) struct Place {
     pub(super) level: Level,
     /// The file of the program, with its directories.
@@ -44,14 +46,6 @@ impl Place {
     pub(super) fn of(metadata: &'static Metadata<'static>) -> Self {
         let (file, line) = (metadata.file().unwrap_or("unknown"), metadata.line().unwrap_or(0));
         Self { level: *metadata.level(), file, line }
-    }
-}
-
-/// File and line, without the directories.
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let file = self.file.rsplit('/').next().unwrap_or(self.file);
-        write!(f, "{file}:{}", self.line)
     }
 }
 

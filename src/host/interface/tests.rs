@@ -1,6 +1,7 @@
 //! Every branch of the selection, over snapshots written by hand.
 
 use super::*;
+use crate::host::state::Route;
 use crate::host::state::tests::{self as state, link};
 
 fn address(interface_index: u32, text: &str) -> Address {
@@ -12,8 +13,8 @@ fn route(destination: &str, metric: u32, interfaces: &[u32]) -> Route {
 }
 
 /// lo, eth0 with two addresses, eth1 with one, a dummy without any; default through eth1.
-fn host() -> Snapshot {
-    Snapshot {
+fn host() -> Listing {
+    Listing {
         links: vec![link(1, "lo"), link(2, "eth0"), link(3, "eth1"), link(4, "dummy0")],
         addresses: vec![
             address(1, "127.0.0.1"),
@@ -22,7 +23,6 @@ fn host() -> Snapshot {
             address(3, "192.0.2.3"),
         ],
         routes: vec![route("10.0.0.0/24", 0, &[2]), route("0.0.0.0/0", 100, &[3])],
-        path_to_can_reach: None,
     }
 }
 
@@ -42,9 +42,17 @@ fn with_regexes(regexes: &[&str]) -> InterfaceOptions {
     InterfaceOptions { regexes, ..options() }
 }
 
-fn choose(options: &InterfaceOptions, snapshot: &Snapshot) -> (String, Vec<String>) {
+fn choose(options: &InterfaceOptions, snapshot: &Listing) -> (String, Vec<String>) {
+    choose_by(options, snapshot, None)
+}
+
+fn choose_by(
+    options: &InterfaceOptions,
+    snapshot: &Listing,
+    path: Option<Found<PathToHost>>,
+) -> (String, Vec<String>) {
     let mut notes = Vec::new();
-    let text = match select(options, snapshot, &mut notes) {
+    let text = match select(options, snapshot, path, &mut notes) {
         Ok(chosen) => {
             let ExternalInterface { name, index, address, public_address, mtu_bytes } = chosen;
             assert_eq!(
@@ -62,11 +70,11 @@ fn choose(options: &InterfaceOptions, snapshot: &Snapshot) -> (String, Vec<Strin
 }
 
 /// Why nothing is chosen.
-fn missed(options: &InterfaceOptions, snapshot: &Snapshot) -> InterfaceError {
-    select(options, snapshot, &mut Vec::new()).expect_err("nothing fits")
+fn missed(options: &InterfaceOptions, snapshot: &Listing) -> InterfaceError {
+    select(options, snapshot, None, &mut Vec::new()).expect_err("nothing fits")
 }
 
-fn chosen(options: &InterfaceOptions, snapshot: &Snapshot) -> String {
+fn chosen(options: &InterfaceOptions, snapshot: &Listing) -> String {
     choose(options, snapshot).0
 }
 
@@ -198,20 +206,21 @@ fn patterns_are_tried_after_interfaces() {
 fn can_reach_is_tried_last() {
     let preferred_source = "172.16.0.2".parse().ok();
     let path = PathToHost { interface_index: 2, preferred_source, gateway: None, is_plain: true };
-    let mut host = Snapshot { path_to_can_reach: Some(Ok(path)), ..host() };
+    let host = host();
     let can_reach = InterfaceOptions { can_reach: "198.51.100.7".parse().ok(), ..options() };
-    let (text, notes) = choose(&can_reach, &host);
+    let by = |path| choose_by(&can_reach, &host, Some(path));
+    let (text, notes) = by(Ok(path));
     assert_eq!(text, "eth0 172.16.0.2 172.16.0.2 1500");
     assert!(notes[0].contains("198.51.100.7"), "{notes:?}");
 
     let named = InterfaceOptions { interfaces: vec!["eth1".into()], ..can_reach.clone() };
-    assert_eq!(chosen(&named, &host), "eth1 192.0.2.3 192.0.2.3 1500");
+    let (text, _) = choose_by(&named, &host, Some(Ok(path)));
+    assert_eq!(text, "eth1 192.0.2.3 192.0.2.3 1500");
 
-    host.path_to_can_reach = Some(Ok(PathToHost { preferred_source: None, ..path }));
-    assert_eq!(chosen(&can_reach, &host), "eth0 10.0.0.2 10.0.0.2 1500");
+    let (text, _) = by(Ok(PathToHost { preferred_source: None, ..path }));
+    assert_eq!(text, "eth0 10.0.0.2 10.0.0.2 1500");
 
-    host.path_to_can_reach = Some(Err("Network is unreachable".into()));
-    let (text, notes) = choose(&can_reach, &host);
+    let (text, notes) = by(Err("Network is unreachable".into()));
     assert!(text.contains("eth0:10.0.0.2"), "the candidates: {text}");
     assert!(notes[1].contains("198.51.100.7") && notes[1].contains("unreachable"), "{notes:?}");
 }
@@ -228,7 +237,7 @@ fn a_total_miss_lists_every_candidate() {
 #[test]
 fn global_permanent_primary_address_is_preferred() {
     let mut host = host();
-    let pick = |host: &Snapshot| chosen(&with_interfaces(&["eth0"]), host);
+    let pick = |host: &Listing| chosen(&with_interfaces(&["eth0"]), host);
     let dynamic = |text| Address { is_permanent: false, ..address(2, text) };
     let deprecated = |text| Address { is_deprecated: true, ..address(2, text) };
     let secondary = |text| Address { is_secondary: true, ..address(2, text) };

@@ -22,8 +22,8 @@ use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
 /// States in which the kernel sends to the hardware address that it has (NUD_VALID).
 const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
-/// Whose hardware address was confirmed of late (NUD_REACHABLE), and those of which the kernel never
-/// asks for it (NUD_NOARP and NUD_PERMANENT).
+/// Whose hardware address was confirmed of late (NUD_REACHABLE), and those of which the kernel
+/// never asks for it (NUD_NOARP and NUD_PERMANENT).
 const REACHABLE: u16 = 0x02;
 const NEVER_ASKED: u16 = 0x40 | 0x80;
 

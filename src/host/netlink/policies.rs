@@ -8,7 +8,7 @@ use rtnetlink::sys::protocols::NETLINK_XFRM;
 use rustix::io::Errno;
 
 use super::exchange::{self, HEADER_BYTES};
-use super::{NetlinkError, Result};
+use super::{NetlinkError, Result, UDP};
 use crate::route::Prefix;
 
 /// `XFRM_MSG_GETSPDINFO`, `XFRM_MSG_NEWSPDINFO`: numbers of policies.
@@ -37,7 +37,6 @@ const DIRECTION_AT: usize = 160;
 const ACTION_AT: usize = 161;
 const OUT: u8 = 1;
 const IPV4: u8 = 2;
-const UDP: u8 = 17;
 const TEMPLATE: u16 = 5;
 
 /// What a question has behind its header: the flags that precede the attributes of an answer, or

@@ -1,7 +1,7 @@
 //! Makes the edits. What somebody else did meanwhile is no error: the next comparison looks again.
 
 use super::{Desired, Edit, HOST_LENGTH_BITS, Step};
-use crate::host::follower::Listing;
+use crate::host::listing::Listing;
 use crate::host::netlink::{self, Result, neighbours, request_all};
 use crate::route::Prefix;
 

@@ -9,7 +9,7 @@ use rustix::thread::CapabilitySet;
 use crate::backend_kind::{BackendKind, UDP_PORT};
 use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
-use crate::host::interface::Snapshot;
+use crate::host::listing::Listing;
 use crate::host::netlink::policies::Policy;
 use crate::host::state::{Link, MacAddress};
 use crate::route::Prefix;
@@ -30,7 +30,7 @@ pub(super) struct Facts {
     /// Why no ring of io_uring can be made.
     pub(super) io_uring_error: Option<String>,
     /// Links, addresses, and the routes that matter; nothing if the kernel did not tell.
-    pub(super) host: Option<Snapshot>,
+    pub(super) host: Option<Listing>,
     /// The ways to the peers and back; none without peers, or if the kernel did not tell.
     pub(super) ways: Vec<PeerWay>,
     /// Who has the underlay's addresses on the external link; nothing if nobody could be asked.
@@ -166,7 +166,7 @@ impl Facts {
     }
 
     /// Links, addresses and routes, or that there are none to look at.
-    pub(super) fn host(&self) -> Result<&Snapshot, Finding> {
+    pub(super) fn host(&self) -> Result<&Listing, Finding> {
         let missing = || "the kernel did not list links, addresses and routes".into();
         self.host.as_ref().ok_or_else(missing)
     }

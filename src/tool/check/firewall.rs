@@ -6,6 +6,7 @@ pub(super) mod nftables;
 
 use std::net::Ipv4Addr;
 
+use derive_more::Display;
 use serde::Deserialize;
 
 use crate::route::Prefix;
@@ -14,7 +15,8 @@ use crate::route::Prefix;
 const DEPTH_MAX: u8 = 16;
 
 /// Where packets meet a base chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display, Deserialize)]
+#[display(rename_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Hook {
     /// Of one device, before all others.
@@ -156,7 +158,6 @@ pub(super) fn dropped_by(
                 format!("{by}, so {so} if that is for {name}: `nft list ruleset` names the device")
             }
         };
-        let hook = format!("{hook:?}").to_lowercase();
         Some((text, format!("chain {} of {} (hook {hook})", base.name, base.table)))
     })
 }

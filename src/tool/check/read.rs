@@ -19,10 +19,10 @@ use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
-use crate::host::interface::Snapshot;
+use crate::host::listing::Listing;
 use crate::host::netlink::filters::FilterPlace;
 use crate::host::netlink::policies::{for_sent, has_policies};
-use crate::host::netlink::{self, NetlinkError, neighbours, routes};
+use crate::host::netlink::{self, neighbours};
 use crate::host::state::{EntryTable, MacAddress};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
@@ -51,11 +51,12 @@ const DEVICE_SYSCTLS: [&str; 2] = ["forwarding", "rp_filter"];
 /// Everything that the checks look at.
 pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
     let daemon = daemon::read(&asked.daemon.socket);
+    let tun = fs::File::options().read(true).write(true).open("/dev/net/tun");
     let mut facts = Facts {
         process: process::read(daemon.pid),
         others: process::others(daemon.pid),
         udp_sockets: sockets::read(),
-        tun_error: open_tun().err().map(|error| error.to_string()),
+        tun_error: tun.err().map(|error| error.to_string()),
         io_uring_error: crate::sys::ring::probe().err().map(|error| with_causes(&error)),
         sysctls: sysctls(),
         subnet_file: subnet_file(&asked.subnet_file),
@@ -82,23 +83,14 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
 }
 
 /// Opening alone makes no device.
-fn open_tun() -> std::io::Result<fs::File> {
-    fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun")
-}
-
 /// Default routes and those in the networks: hosts may have many others.
-async fn host(facts: &Facts) -> Result<Snapshot, NetlinkError> {
+async fn host(facts: &Facts) -> netlink::Result<Listing> {
     let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
     let wanted = |destination: Prefix| {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))
     };
-    Ok(Snapshot {
-        links: netlink::links().await?,
-        addresses: netlink::addresses().await?,
-        routes: routes::routes_to(wanted).await?,
-        path_to_can_reach: None,
-    })
+    Listing::with_routes(wanted).await
 }
 
 /// The kernel's routes to the peers and back, of the first of very many.

@@ -154,7 +154,7 @@ impl World {
     pub(super) fn check_end(&mut self, index: usize, end: End) {
         let node = &self.nodes[index];
         let Some(subnet) = node.previous else { panic!("node {index} lost what it never had") };
-        let End::Revoked { new_owner } = end;
+        let End { new_owner } = end;
         match new_owner {
             Some(owner) => {
                 let mut ever = self.store.ever.iter();

@@ -27,7 +27,7 @@ fn moving_node_updates_lease_and_keeps_subnet() {
     // From now on, only the last address is its own.
     let stolen = Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, 13))]));
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
-    assert_eq!(end(&machine.handle(stolen, at(3))), Some(End::Revoked { new_owner }));
+    assert_eq!(end(&machine.handle(stolen, at(3))), Some(End { new_owner }));
 }
 
 /// A watch is often faster than the answer to the write that it tells of.
@@ -81,7 +81,7 @@ fn new_owner_of_old_address_keeps_lapsed_subnet() {
     assert!(commands.contains(&Command::List), "it writes without looking: {commands:?}");
     let commands = machine.handle(listing(&[lease(OWN, 1, 12)], 12), at(DAY_SECONDS + 10));
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
-    assert_eq!(end(&commands), Some(End::Revoked { new_owner }), "two nodes own one subnet");
+    assert_eq!(end(&commands), Some(End { new_owner }), "two nodes own one subnet");
 }
 
 /// The watch shows the own entry as of `revision`.

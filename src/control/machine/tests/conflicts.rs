@@ -72,7 +72,7 @@ fn own_lease_missing_from_listing_alone_is_taken_again() {
     assert_eq!(end(&machine.handle(written, at(3600))), None);
     // By hand, under the watch, it goes for good.
     let commands = machine.handle(Event::Changed(Ok(vec![deleted(OWN, 502)])), at(3601));
-    assert_eq!(end(&commands), Some(End::Revoked { new_owner: None }));
+    assert_eq!(end(&commands), Some(End { new_owner: None }));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn lower_revisions_after_wipe_are_news() {
     let taken = Event::Changed(Ok(vec![Change::Put(lease(OWN, 9, 6))]));
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
     let commands = machine.handle(taken, at(11));
-    assert_eq!(end(&commands), Some(End::Revoked { new_owner }), "two nodes own one subnet");
+    assert_eq!(end(&commands), Some(End { new_owner }), "two nodes own one subnet");
 }
 
 #[test]

@@ -5,7 +5,8 @@ use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
-use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot, select};
+use crate::host::interface::{ExternalInterface, InterfaceError, select};
+use crate::host::listing::Listing;
 use crate::host::state::{Address, Link, Route, RouteKind};
 use crate::route::Prefix;
 use crate::stats::DropReason;
@@ -21,10 +22,10 @@ const OTHER_NETWORKS: [(&str, &str); 5] = [
 ];
 
 /// The interface that weftd would choose now.
-fn chosen(facts: &Facts, host: &Snapshot) -> Result<ExternalInterface, InterfaceError> {
+fn chosen(facts: &Facts, host: &Listing) -> Result<ExternalInterface, InterfaceError> {
     let interfaces = facts.asked.iface.clone().into_iter().collect();
     let options = InterfaceOptions { interfaces, ..InterfaceOptions::default() };
-    select(&options, host, &mut Vec::new())
+    select(&options, host, None, &mut Vec::new())
 }
 
 /// The name of the external interface: weftd's, or the one it would choose.
@@ -75,7 +76,7 @@ pub(super) fn external(facts: &Facts) -> Checked {
     )
 }
 
-fn addresses_of<'a>(host: &'a Snapshot, link: &Link) -> impl Iterator<Item = &'a Address> {
+fn addresses_of<'a>(host: &'a Listing, link: &Link) -> impl Iterator<Item = &'a Address> {
     let index = link.id.index;
     host.addresses.iter().filter(move |address| address.interface_index == index)
 }
@@ -133,7 +134,7 @@ pub(super) fn bridge_mtu(facts: &Facts) -> Checked {
 /// The links of this host's pods.
 fn bridges<'a>(
     facts: &'a Facts,
-    host: &'a Snapshot,
+    host: &'a Listing,
     subnet: Prefix,
 ) -> impl Iterator<Item = &'a Link> {
     let is_bridge = move |link: &&Link| {
@@ -181,7 +182,7 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
 }
 
 /// Routes that take parts of the network elsewhere, as text.
-pub(super) fn strangers(facts: &Facts, host: &Snapshot, lease: &Lease) -> Vec<String> {
+pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<String> {
     let &Lease { network, subnet, .. } = lease;
     let external = external_name(facts);
     let is_gateway_usual = facts.backend().is_some_and(|it| it.carried_by() == CarriedBy::Kernel);

@@ -5,7 +5,7 @@ use rustix::thread::CapabilitySet;
 use super::super::facts::Facts;
 use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
 use crate::engine::Engine;
-use crate::status::{FastPath, Status};
+use crate::status::{FastPath, SWITCHED_OFF, Status};
 
 /// A worker has less than ten files open, and the rest of weftd some fifty.
 const OPEN_FILES_MIN: u64 = 256;
@@ -57,9 +57,9 @@ pub(super) fn net_raw(facts: &Facts) -> Checked {
 
 pub(super) fn bpf(facts: &Facts) -> Checked {
     for_tunnel(facts)?;
+    let is_switched_off = |it: &FastPath| it.why.as_deref() == Some(SWITCHED_OFF);
     let is_off = |status: &Status| {
-        status.workers.len() == 1
-            && status.fast_path.as_ref().is_some_and(FastPath::is_switched_off)
+        status.workers.len() == 1 && status.fast_path.as_ref().is_some_and(is_switched_off)
     };
     let rights = CapabilitySet::BPF | CapabilitySet::SYS_ADMIN;
     if !has(facts, rights)? && facts.status().is_some_and(is_off) {

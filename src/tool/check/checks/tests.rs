@@ -16,7 +16,7 @@ use super::CHECKS;
 use crate::backend_kind::BackendKind;
 use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
-use crate::host::interface::Snapshot;
+use crate::host::listing::Listing;
 use crate::host::netlink::policies::Policy;
 use crate::host::state::{
     Address, Link, LinkId, MacAddress, NextHop, Route, RouteKind, RouteProtocol, Vxlan,
@@ -167,7 +167,7 @@ fn well(kind: BackendKind) -> Facts {
         }),
     };
     facts.process.is_daemon = true;
-    facts.host = Some(Snapshot { links, addresses, routes, path_to_can_reach: None });
+    facts.host = Some(Listing { links, addresses, routes });
     let host = Ipv4Addr::new(192, 0, 2, 2);
     facts.ways = vec![PeerWay { host, to_refused: None, from_refused: None, is_alarming: false }];
     facts.sysctls = sysctls.map(|(name, value)| (name.to_owned(), value)).into();
@@ -187,11 +187,10 @@ fn before_start() -> Facts {
             capabilities: Some(CapabilitySet::all()),
             open_files_max: Some(1024),
         },
-        host: Some(Snapshot {
+        host: Some(Listing {
             links: vec![link(1, "lo", 65536), link(2, "eth0", 1500)],
             addresses: vec![address(2, "192.0.2.1")],
             routes: vec![route("0.0.0.0/0", 2, Some("192.0.2.254"))],
-            path_to_can_reach: None,
         }),
         udp_sockets: Some(Vec::new()),
         firewall: Some(Vec::new()),
@@ -229,7 +228,7 @@ fn said(facts: &mut Facts) -> &mut Status {
     status
 }
 
-fn host(facts: &mut Facts) -> &mut Snapshot {
+fn host(facts: &mut Facts) -> &mut Listing {
     facts.host.as_mut().unwrap()
 }
 

@@ -1,0 +1,30 @@
+//! The host's tables as the kernel lists them: what backends compare with what they want, what the
+//! external interface is chosen from, and what `weft check` looks at.
+
+use crate::host::netlink::{self, Result, routes};
+use crate::host::state::{Address, Link, Route};
+use crate::route::Prefix;
+
+/// The tables, each in the kernel's order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// All links.
+    pub links: Vec<Link>,
+    /// All IPv4 addresses.
+    pub addresses: Vec<Address>,
+    /// IPv4 routes of the main table: those that were asked for.
+    pub routes: Vec<Route>,
+}
+
+impl Listing {
+    /// Lists now, with the routes into `networks`.
+    pub async fn read(networks: &[Prefix]) -> Result<Self> {
+        Self::with_routes(|to| networks.iter().any(|network| network.covers(to))).await
+    }
+
+    /// Lists now, with the routes that are `wanted`.
+    pub async fn with_routes(wanted: impl Fn(Prefix) -> bool) -> Result<Self> {
+        let (links, addresses) = (netlink::links().await?, netlink::addresses().await?);
+        Ok(Self { links, addresses, routes: routes::routes_to(wanted).await? })
+    }
+}
