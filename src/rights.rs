@@ -11,6 +11,7 @@ mod files;
 use std::collections::BTreeMap;
 use std::io;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
 };
@@ -25,13 +26,15 @@ pub(crate) use files::Writable;
 /// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
 /// the address changes; raw packets for path MTUs and for iptables; programs in the kernel, whose
 /// maps count against a limit before 5.11; rings, whose memory is locked, for as many workers as
-/// there are; and files of the store or of TLS that belong to another user.
+/// there are; workers that get a processor before others; and files of the store or of TLS that
+/// belong to another user.
 const OF_CONTROL: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::SYS_RESOURCE)
     .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::SYS_NICE)
     .union(CapabilitySet::DAC_OVERRIDE);
 
 /// System calls by their names in libc(3).
@@ -107,16 +110,25 @@ pub enum RightsError {
     Architecture(#[from] seccompiler::BackendError),
 }
 
-/// Leaves the calling thread, a worker that has its files, what moves packets.
-pub(crate) fn keep_for_worker() -> Result<(), RightsError> {
+/// Leaves the calling thread, a worker that has its files, what moves packets; if it `leaves` real
+/// time now and then, also what it comes back by: the resource limit, or else the capability.
+pub(crate) fn keep_for_worker(leaves: bool) -> Result<(), RightsError> {
     // rustix finds the kernel's clock at its first reading, by calls that are not on the list.
     let _found = clock_gettime(ClockId::Monotonic);
-    keep(CapabilitySet::empty())?;
+    let needs_capability = leaves && !may_have_real_time();
+    keep(if needs_capability { CapabilitySet::SYS_NICE } else { CapabilitySet::empty() })?;
     if cfg!(debug_assertions) {
         // The tests run such a build: a call that is missing from the list has to be seen.
-        limit(REFUSED_QUIETLY, SeccompAction::KillProcess)?;
+        limit(REFUSED_QUIETLY, leaves, SeccompAction::KillProcess)?;
     }
-    limit(&[], SeccompAction::Errno(libc::EPERM as u32))
+    limit(&[], leaves, SeccompAction::Errno(libc::EPERM as u32))
+}
+
+/// Whether this process may have real time without a capability; with another one it sees to that.
+fn may_have_real_time() -> bool {
+    let limit = getrlimit(Resource::Rtprio);
+    let lowest = Rlimit { current: Some(1), maximum: limit.maximum.map(|most| most.max(1)) };
+    limit.current.is_none_or(|most| most > 0) || setrlimit(Resource::Rtprio, lowest).is_ok()
 }
 
 /// Leaves the calling thread, and what it starts from now on, what the control plane needs while it
@@ -148,8 +160,8 @@ fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
 }
 
 /// Allows the calling thread, a worker, its system calls and `more`, and answers others with
-/// `refused`.
-fn limit(more: &[libc::c_long], refused: SeccompAction) -> Result<(), RightsError> {
+/// `refused`. One that `leaves` real time may change how itself is scheduled.
+fn limit(more: &[libc::c_long], leaves: bool, refused: SeccompAction) -> Result<(), RightsError> {
     let mut rules = with_any_arguments(OF_WORKER.iter().chain(OF_OLD_ARCHITECTURE).chain(more));
     let is = |argument, value: libc::c_int| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u64)
@@ -157,6 +169,10 @@ fn limit(more: &[libc::c_long], refused: SeccompAction) -> Result<(), RightsErro
     // Whether datagrams may be fragmented changes with the paths.
     let fragments = vec![is(1, libc::IPPROTO_IP)?, is(2, libc::IP_MTU_DISCOVER)?];
     rules.insert(libc::SYS_setsockopt, vec![SeccompRule::new(fragments)?]);
+    if leaves {
+        let itself = vec![is(0, 0)?];
+        rules.insert(libc::SYS_sched_setattr, vec![SeccompRule::new(itself)?]);
+    }
     // A signal may meet any thread. Its handler tells the control plane on a socket pair: to nobody
     // in particular, by the fifth argument.
     let to_nobody = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
@@ -240,7 +256,7 @@ mod tests {
     fn a_thread_that_logs_still_writes() {
         let mut file = tempfile::tempfile().unwrap();
         std::thread::spawn(move || {
-            keep_for_worker().unwrap();
+            keep_for_worker(true).unwrap();
             io::Write::write_all(&mut file, b"x").unwrap();
         })
         .join()
@@ -269,7 +285,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         std::thread::spawn(move || {
             keep(CapabilitySet::empty()).unwrap();
-            limit(&[], SeccompAction::Errno(libc::EPERM as u32)).unwrap();
+            limit(&[], false, SeccompAction::Errno(libc::EPERM as u32)).unwrap();
             let is_refused = |error: io::Error| error.raw_os_error() == Some(libc::EPERM);
             assert!(File::open("/dev/null").is_err_and(is_refused));
             assert!(UdpSocket::bind("127.0.0.1:0").is_err_and(is_refused));

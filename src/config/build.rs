@@ -16,8 +16,8 @@ use crate::config::checked::{OptionError, PathPart, optional, parsed, refused, u
 use crate::config::flag_table::{FLAGS, FlagValues};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
-    InterfaceOptions, LogFormat, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, RuleOptions,
-    StoreOptions, WorkersChoice,
+    InterfaceOptions, LogFormat, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, PriorityChoice,
+    RuleOptions, StoreOptions, WorkersChoice,
 };
 use crate::status::Setting;
 
@@ -55,6 +55,11 @@ pub(super) fn options(
         dataplane: DataplaneOptions {
             engine: choice("--engine", &flags.engine, EngineChoice::ALL)?,
             workers: workers(&flags.workers)?,
+            worker_priority: choice(
+                "--worker-priority",
+                &flags.worker_priority,
+                PriorityChoice::ALL,
+            )?,
             fast_path: choice("--fast-path", &flags.fast_path, FastPathChoice::ALL)?,
             offload: offload(&flags.offload)?,
             keep_tunnel: flags.keep_tunnel,

@@ -145,6 +145,9 @@ flags! {
     version "version": Switch = false;
     /// comma-separated pattern=N settings of detail per file (not built)
     vmodule "vmodule": Text = "";
+    /// how packet workers get a processor that others keep busy: auto (real time while they sleep
+    /// most of the time, where it may be had, else short slices) or ordinary
+    worker_priority "worker-priority": Text = "auto";
     /// `number` of packet workers, each on a processor of its own if there are several: auto or 1
     /// to 256
     workers "workers": Text = "auto";

@@ -176,6 +176,8 @@ pub struct DataplaneOptions {
     pub workers: WorkersChoice,
     /// Whether the kernel carries what it can.
     pub fast_path: FastPathChoice,
+    /// How the workers get a processor.
+    pub worker_priority: PriorityChoice,
     /// Which offloads the workers may use.
     pub offload: OffloadChoice,
     /// `--keep-tunnel`: device, routes and the kernel's programs outlive weftd.
@@ -210,6 +212,16 @@ impl WorkersChoice {
     /// Each worker has a queue of the TUN device, of which the kernel takes 256 (MAX_TAP_QUEUES
     /// in drivers/net/tun.c).
     pub const MAX: u16 = 256;
+}
+
+words! {
+    /// How workers get a processor that others keep busy.
+    PriorityChoice {
+        /// As soon as they may.
+        Auto = "auto",
+        /// Like any other program.
+        Ordinary = "ordinary",
+    }
 }
 
 words! {

@@ -22,6 +22,7 @@ use super::idle::{Idle, NAP_NS, Next};
 use super::ingress::IngressHalf;
 use super::io::{Io, LANES_MAX, Reads, Ready, Receives, Share};
 use super::lanes::Lanes;
+use super::priority::Budget;
 use super::wake::Stop;
 use super::worker::{WorkerConfig, WorkerEnd};
 
@@ -42,6 +43,7 @@ pub(super) fn run(
     mut io: impl Io,
     read_bytes: usize,
     config: &WorkerConfig,
+    mut budget: Option<Budget>,
     stop: &Stop,
 ) -> WorkerEnd {
     let mut routes = config.routes.reader();
@@ -59,6 +61,11 @@ pub(super) fn run(
     let end = loop {
         let now_ns = monotonic_ns();
         stats.last_turn.is_at(now_ns);
+        if let Some(known) = budget.as_mut().filter(|budget| budget.is_look_due(now_ns))
+            && !known.look(now_ns, thread_ns())
+        {
+            budget = None;
+        }
         if now_ns >= retry_at_ns {
             retry_at_ns = now_ns + REFUSED_RETRY_NS;
             egress.retry_refused(config);
@@ -240,7 +247,16 @@ fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::
 
 /// The clock that workers go by.
 pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
+    clock_ns(ClockId::Monotonic)
+}
+
+/// How long the calling thread has run.
+fn thread_ns() -> u64 {
+    clock_ns(ClockId::ThreadCPUTime)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 

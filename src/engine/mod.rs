@@ -15,6 +15,7 @@ mod io;
 mod lanes;
 mod mmsg;
 mod outcome;
+mod priority;
 mod ring;
 mod wake;
 mod worker;
@@ -31,12 +32,14 @@ use crate::rights::{self, RightsError};
 use crate::stats::WorkerStats;
 
 use self::mmsg::Mmsg;
+use self::priority::Budget;
 use self::ring::RingIo;
 
 pub use self::ring::RING_ENTRIES;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use cycle::monotonic_ns;
+pub use priority::Priority;
 pub use wake::Stop;
 pub use worker::{Engine, EngineWanted, WorkerConfig, WorkerEnd};
 
@@ -60,6 +63,10 @@ pub struct Running {
     pub processor: Option<usize>,
     /// Why it has more rights than it needs, if it does.
     pub rights: Option<RightsError>,
+    /// How it gets a processor.
+    pub priority: Priority,
+    /// Why that is not real time, if it was wanted.
+    pub no_real_time: Option<std::io::Error>,
 }
 
 /// A worker could not start.
@@ -165,13 +172,16 @@ fn run(
     set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
     config.stats.last_turn.is_at(monotonic_ns());
     let engine = if ring.is_some() { Engine::IoUring } else { Engine::Mmsg };
+    let (priority, no_real_time) = priority::settle(config.comes_first);
+    let budget = Budget::new(priority);
     // From here on this thread asks the kernel for nothing but to move packets.
-    let rights = rights::keep_for_worker().err();
+    let rights = rights::keep_for_worker(budget.is_some()).err();
     // The owner waits for this, so it is there to be told.
-    report.send(Ok(Running { engine, fallback, processor, rights })).unwrap_or_default();
+    let running = Running { engine, fallback, processor, rights, priority, no_real_time };
+    report.send(Ok(running)).unwrap_or_default();
     Some(match ring {
-        Some(ring) => cycle::run(ring, ring::READ_BYTES, &config, stop),
-        None => cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, stop),
+        Some(ring) => cycle::run(ring, ring::READ_BYTES, &config, budget, stop),
+        None => cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, budget, stop),
     })
 }
 

@@ -37,6 +37,8 @@ pub struct WorkerConfig {
     pub icmp_limit: Arc<IcmpLimiter>,
     /// How it is to do its I/O.
     pub engine: EngineWanted,
+    /// Whether it is to get a processor that others keep busy before them.
+    pub comes_first: bool,
     /// Submissions that an io_uring holds, a power of two: [`super::RING_ENTRIES`], or fewer, which
     /// takes more system calls for the same packets.
     pub ring_entries: u32,

@@ -101,6 +101,11 @@ pub struct Worker {
     pub engine: String,
     /// The processor it is pinned to.
     pub processor: Option<usize>,
+    /// How it gets a processor that others keep busy: `real-time`, `short-slice` or `ordinary`.
+    /// Since schema 2.
+    pub priority: Option<String>,
+    /// Why that is not real time, if it was wanted. Since schema 2.
+    pub no_real_time: Option<String>,
     /// For how long it has hung or got no processor, if it does. Since schema 2.
     pub stalled_seconds: Option<u64>,
     /// How long it ran. Since schema 2.

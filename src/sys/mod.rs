@@ -16,6 +16,7 @@ pub mod ethtool;
 pub mod inherited;
 pub mod link;
 pub mod ring;
+pub mod schedule;
 pub mod steering;
 pub mod tun;
 pub mod tun_io;

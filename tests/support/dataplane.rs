@@ -159,6 +159,7 @@ impl Host {
                 team: Arc::new([Arc::clone(&stats)]),
                 icmp_limit: Arc::default(),
                 engine: options.engine,
+                comes_first: false,
                 ring_entries: options.ring_entries,
             };
             before_spawn();

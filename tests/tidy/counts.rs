@@ -9,14 +9,14 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 490, 4000),
-    ("backend", 5410, 53200),
+    (".", 500, 4200),
+    ("backend", 5440, 53400),
     ("bin", 10, 200),
-    ("config", 1670, 16200),
+    ("config", 1690, 16300),
     ("daemon", 3440, 35100),
     ("control", 5250, 52400),
     ("device", 420, 4500),
-    ("engine", 1620, 14800),
+    ("engine", 1710, 15600),
     ("fast_path", 590, 5300),
     ("forward", 740, 6400),
     ("host", 2530, 25900),
@@ -26,8 +26,8 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("rights", 50, 600),
     ("route", 280, 2700),
     ("stats", 340, 3200),
-    ("status", 560, 4000),
-    ("sys", 1090, 11200),
+    ("status", 570, 4000),
+    ("sys", 1140, 11600),
     ("tool", 4320, 46300),
 ];
 

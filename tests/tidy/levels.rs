@@ -82,7 +82,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "engine",
         &[
-            &["idle", "wake", "worker"],
+            &["idle", "priority", "wake", "worker"],
             &["choice", "errno"],
             &["io", "outcome"],
             &["contain", "lanes", "mmsg", "ring"],

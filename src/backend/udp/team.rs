@@ -2,11 +2,13 @@
 //! starts and ends together.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::available_parallelism;
 
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
@@ -14,7 +16,7 @@ use tracing::{info, warn};
 use crate::config::options::{EngineChoice, WorkersChoice};
 use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{
-    self, Engine, EngineWanted, RING_ENTRIES, RingError, SpawnError, Worker, WorkerConfig,
+    self, Engine, EngineWanted, RING_ENTRIES, RingError, Running, SpawnError, Worker, WorkerConfig,
     WorkerEnd,
 };
 use crate::failure::with_causes;
@@ -48,6 +50,7 @@ pub(super) struct Orders {
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
     pub(super) engine: EngineWanted,
+    pub(super) comes_first: bool,
     /// Whether the peers' datagrams are checked strictly.
     pub(super) is_strict: bool,
     pub(super) routes: Published,
@@ -99,6 +102,7 @@ impl Team {
                 team: Arc::clone(&all),
                 icmp_limit: Arc::clone(&icmp_limit),
                 engine: orders.engine,
+                comes_first: orders.comes_first,
                 ring_entries: RING_ENTRIES,
             };
             let ends = orders.ends.clone();
@@ -124,8 +128,15 @@ impl Team {
     /// What the workers are, in their order, without what they count.
     pub(super) fn state(&self) -> Vec<status::Worker> {
         let state = |(index, worker): (usize, &Worker)| {
-            let (engine, processor) = (worker.running.engine.to_string(), worker.running.processor);
-            status::Worker { index, engine, processor, ..status::Worker::default() }
+            let Running { engine, processor, priority, no_real_time, .. } = &worker.running;
+            status::Worker {
+                index,
+                engine: engine.to_string(),
+                processor: *processor,
+                priority: Some(priority.to_string()),
+                no_real_time: no_real_time.as_ref().map(no_real_time_because),
+                ..status::Worker::default()
+            }
         };
         self.workers.iter().enumerate().map(state).collect()
     }
@@ -133,6 +144,16 @@ impl Team {
     /// Why a worker runs mmsg in place of the io_uring that it would rather have.
     pub(super) fn fallback(&self) -> Option<&RingError> {
         self.workers.iter().find_map(|worker| worker.running.fallback.as_ref())
+    }
+}
+
+/// Why a worker has no real time.
+fn no_real_time_because(error: &io::Error) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::PERM) => {
+            "no CAP_SYS_NICE and no limit for it, or a control group that has none".to_owned()
+        }
+        _ => error.to_string(),
     }
 }
 

@@ -20,7 +20,7 @@ use crate::backend::handover::{Handover, Offered};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::OffloadChoice;
+use crate::config::options::{OffloadChoice, PriorityChoice};
 use crate::device::{Tun, TunnelSocket};
 use crate::engine::{Engine, EngineWanted, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
@@ -90,6 +90,7 @@ impl Tunnel {
             subnet,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
             engine: team::settle_engine(setup.dataplane.engine),
+            comes_first: setup.dataplane.worker_priority == PriorityChoice::Auto,
             routes,
             is_strict: setup.dataplane.is_peer_check_strict,
             ends: ends_sender,
@@ -345,8 +346,8 @@ impl Tunnel {
         let mut engines: Vec<_> = workers.iter().map(|worker| worker.engine.as_str()).collect();
         engines.dedup();
         format!(
-            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {}, \
-             lanes {}",
+            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {} \
+             ({}), lanes {}",
             self.device_name(),
             self.mtu_bytes,
             self.host.external().name,
@@ -360,6 +361,7 @@ impl Tunnel {
             },
             on(socket.gro),
             workers.len(),
+            workers.first().map_or_else(String::new, priority),
             self.team.lanes,
         )
     }
@@ -436,4 +438,10 @@ fn duplicates(queues: &[Tun], seats: &[Seat]) -> Offered {
             Offered::Nothing
         }
     }
+}
+
+/// How a worker gets a processor, and why no sooner.
+fn priority(worker: &Worker) -> String {
+    let why = worker.no_real_time.as_ref().map(|why| format!(", no real time: {why}"));
+    worker.priority.clone().unwrap_or_default() + &why.unwrap_or_default()
 }

@@ -60,6 +60,7 @@ impl Scene {
             team: Arc::new([Arc::clone(&stats)]),
             icmp_limit: Arc::default(),
             engine,
+            comes_first: false,
             ring_entries: RING_ENTRIES,
         };
         (Self { host, peer, tunnel, stats }, config)

@@ -169,7 +169,7 @@ fn weftd_has_required_rights_only() {
         "privileged": false,
         "allowPrivilegeEscalation": false,
         "readOnlyRootFilesystem": true,
-        "capabilities": { "drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW", "BPF"] },
+        "capabilities": { "drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW", "BPF", "SYS_NICE"] },
         "seccompProfile": { "type": "Localhost", "localhostProfile": "weft/weftd.json" },
     });
     assert_eq!(security, &expected);
