@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 500, 4100),
-    ("backend", 5420, 53300),
+    ("backend", 5430, 53300),
     ("bin", 10, 200),
     ("config", 1680, 16300),
-    ("daemon", 3480, 35300),
+    ("daemon", 3520, 35600),
     ("control", 5260, 52400),
     ("device", 420, 4500),
     ("engine", 1620, 14800),
