@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 500, 4100),
-    ("backend", 5420, 53300),
+    ("backend", 5425, 53300),
     ("bin", 10, 200),
     ("config", 1680, 16300),
     ("daemon", 3480, 35300),
