@@ -16,7 +16,7 @@ use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
 use crate::route::{self, Table};
 use crate::stats::DropReason;
-use crate::status::{Lease, Peer, SCHEMA, Status, TunnelEnd};
+use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
 use crate::tool::arguments::Question;
 use crate::tool::style::Style;
 
@@ -227,12 +227,14 @@ impl<'a> ThisHost<'a> {
             return Ok(sent);
         }
         steps.push(sent);
-        Err(format!(
+        let state = format!(
             "but that peer is {}: {}; try `weft ping {}`",
             peer.state.name().to_uppercase(),
             peer.why.as_deref().unwrap_or("it answers nothing"),
             peer.subnet.network()
-        ))
+        );
+        // Of what is lossy most passes.
+        if peer.state == PeerState::Lossy { Ok(state) } else { Err(state) }
     }
 
     /// What the udp backend does with it.
@@ -324,7 +326,7 @@ fn packet(question: &Question, total_bytes: u16) -> (Ipv4Header, Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Backend, PeerState, Traffic};
+    use crate::status::{Backend, Traffic};
 
     fn answered(
         kind: BackendKind,
@@ -354,6 +356,7 @@ mod tests {
             },
             peer(3, "192.0.2.3:8285", PeerState::Silent),
             peer(4, "192.0.2.4", PeerState::OtherBackend),
+            peer(5, "192.0.2.5:8285", PeerState::Lossy),
         ];
         let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
         let question = Question { source, destination, length_bytes, dont_fragment };
@@ -370,6 +373,7 @@ mod tests {
             ((POD, "10.5.2.7"), 1400, true, "1372", false),
             ((POD, "10.5.2.7"), 1400, false, "1372", true),
             ((POD, "10.5.3.7"), 84, true, "SILENT", false),
+            ((POD, "10.5.5.7"), 84, true, "LOSSY", true),
             ((POD, "10.5.4.7"), 84, true, "other-backend", false),
             ((POD, "10.5.99.7"), 84, true, "no-route", false),
             ((POD, "10.5.1.7"), 84, true, "bridge", true),
