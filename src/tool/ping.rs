@@ -50,6 +50,8 @@ enum Shows {
     HostIsDeaf,
     /// Nothing there answers pings, and weftd knows that packets pass all the same.
     Deaf,
+    /// The pod answers, so packets pass, and its host's end of the overlay does not.
+    PodAnswers,
     /// This host sends it no packets of pods.
     NotSentTo,
     /// The cause is this host.
@@ -162,7 +164,8 @@ fn legs(
 impl Report {
     fn of(peer: &Peer, legs: Vec<Echoes>, kind: Option<BackendKind>) -> Self {
         let shows = Shows::of(&legs, peer.state);
-        let well = matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf);
+        let well =
+            matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf | Shows::PodAnswers);
         let mut conclusion = shows.conclusion(&legs, kind);
         match &peer.why {
             Some(why) if shows == Shows::NotSentTo => conclusion.clone_from(why),
@@ -200,23 +203,28 @@ impl Shows {
         let of = |which: Leg| legs.iter().find(|echoes| echoes.leg == which);
         let some = |leg| of(leg).is_some_and(|echoes| echoes.answered > 0);
         let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
+        let is_some_lost = |echoes: &Echoes| (1..echoes.sent).contains(&echoes.answered);
         let [host, tunnel, full] = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(some);
         if !state.is_sent_to() {
             Self::NotSentTo
         } else if !tunnel {
-            let mut legs = [Leg::Tunnel, Leg::Host].into_iter().filter_map(of);
+            let mut legs = [Leg::Tunnel, Leg::Host, Leg::Pod].into_iter().filter_map(of);
             match host {
                 _ if of(Leg::Tunnel).is_some_and(is_refused) => Self::Unsendable,
                 false if legs.any(is_refused) => Self::Unsendable,
+                _ if of(Leg::Pod).is_some_and(is_some_lost) => Self::Lossy,
+                _ if some(Leg::Pod) => Self::PodAnswers,
                 _ if state == PeerState::Deaf => Self::Deaf,
                 false => Self::Nothing,
                 // What loses most of the host's answers may lose all of the tunnel's.
                 true if of(Leg::Host).is_some_and(loses_most) => Self::Lossy,
                 true => Self::HostOnly,
             }
+        } else if of(Leg::Pod).is_some_and(is_refused) {
+            Self::Unsendable
         } else if !full && of(Leg::TunnelFull).is_some_and(is_refused) {
             Self::FullAreLost
-        } else if legs.iter().any(|leg| leg.answered > 0 && leg.answered < leg.sent) {
+        } else if legs.iter().any(is_some_lost) {
             Self::Lossy
         } else if !full {
             Self::FullAreLost
@@ -235,7 +243,8 @@ impl Shows {
             Self::Answers | Self::HostIsDeaf => return answers(self, legs),
             Self::NotSentTo => "this host sends it no packets: see `weft peers`",
             Self::Deaf => "it answers no pings, but packets pass, as weftd knows",
-            Self::Unsendable => return unsendable(legs),
+            Self::PodAnswers => return pod_answers(legs),
+            Self::Unsendable => return unsendable(legs, kind),
             Self::Nothing => {
                 "nothing answers, and this host sends without complaint: the host is down, or what \
                  is sent or the answers are lost on the way or in a firewall, or go to a wrong \
@@ -269,21 +278,55 @@ impl Shows {
 
 /// The echoes are this host's own: what that leaves out is said.
 fn answers(shows: Shows, legs: &[Echoes]) -> String {
-    let whom = if legs.iter().any(|it| it.leg == Leg::Pod) { "the pod" } else { "its overlay" };
-    let deaf = if shows == Shows::HostIsDeaf { "; the host itself answers no pings" } else { "" };
-    let untried = match whom {
-        "the pod" => "what this host's pods send also passes its bridge, firewall and rules",
-        _ => {
-            "not tried: the pods' bridges, and the firewalls for what is forwarded (--pod ADDRESS)"
-        }
+    let is_pod = legs.iter().any(|it| it.leg == Leg::Pod);
+    let whom = if is_pod {
+        "the pod answers this host, and the overlay there"
+    } else {
+        "its overlay answers this host, with"
     };
-    format!("{whom} answers this host, with full packets too{deaf}; {untried} (`weft explain`)")
+    let deaf = if shows == Shows::HostIsDeaf { "; the host itself answers no pings" } else { "" };
+    let there =
+        if is_pod { "" } else { "the pods' bridge and firewall there (--pod ADDRESS), and " };
+    format!("{whom} full packets too{deaf}; {}", not_tried(there))
 }
 
-fn unsendable(legs: &[Echoes]) -> String {
-    let refused = legs.iter().find_map(|echoes| Some((echoes.address, echoes.refused.as_ref()?)));
-    let each = refused.map(|(address, why)| format!("this host can't send to {address}: {why}"));
-    each.unwrap_or_default() + ". `ip route get` and `weft check` here show more"
+/// What this host's own echoes do not pass, beside what is `there`.
+fn not_tried(there: &str) -> String {
+    format!(
+        "not tried: {there}this host's pods, whose packets also pass its bridge, rules and \
+         firewall (`weft explain`)"
+    )
+}
+
+fn pod_answers(legs: &[Echoes]) -> String {
+    let is_deaf = !legs.iter().any(|it| it.leg == Leg::Host && it.answered > 0);
+    let whom =
+        if is_deaf { "its host answers no pings" } else { "its host's overlay answers none" };
+    format!(
+        "the pod answers this host, so packets pass both ways; {whom}, as where a firewall there \
+         drops what is for the host itself, so nothing is known of full packets; {}",
+        not_tried("")
+    )
+}
+
+fn unsendable(legs: &[Echoes], kind: Option<BackendKind>) -> String {
+    // What goes behind the host says more of what pods send.
+    let (of_host, behind): (Vec<_>, Vec<_>) = legs.iter().partition(|it| it.leg == Leg::Host);
+    let unanswered = behind.into_iter().chain(of_host).filter(|it| it.answered == 0);
+    let refused = unanswered.filter_map(|it| Some((it, it.refused.as_ref()?))).next();
+    let Some((Echoes { leg, address, is_by_output, .. }, why)) = refused else {
+        return String::new();
+    };
+    // Datagrams of a tunnel are this host's own as well.
+    let is_tunnel = *leg == Leg::Host && has_device(kind);
+    let text = match *is_by_output && !is_tunnel {
+        true => format!(
+            "this host's own packets to {address} can't be sent: {why}; what its pods send passes \
+             FORWARD in place of OUTPUT, and may go"
+        ),
+        false => format!("this host can't send to {address}: {why}"),
+    };
+    text + ". `ip route get` and `weft check` here show more"
 }
 
 fn loses_most(echoes: &Echoes) -> bool {
@@ -293,18 +336,19 @@ fn loses_most(echoes: &Echoes) -> bool {
 /// Loss may grow with the packets' length, as where a queue is full: a narrow link loses all long
 /// ones.
 fn lossy(legs: &[Echoes]) -> String {
+    let is =
+        |which, holds: fn(&Echoes) -> bool| legs.iter().any(|leg| leg.leg == which && holds(leg));
+    let is_pods = is(Leg::Pod, |leg| leg.answered > 0) && is(Leg::Tunnel, |leg| leg.answered == 0);
     let counted = |is_meant: fn(Leg) -> bool| {
-        // A host that answers nothing loses nothing.
-        let counted = legs.iter().filter(|leg| leg.answered > 0 || leg.leg != Leg::Host);
-        let counted = counted.filter(|leg| is_meant(leg.leg));
+        // What answers nothing loses nothing, if something behind it answers.
+        let is_deaf = |leg: &Echoes| leg.answered == 0 && (is_pods || leg.leg == Leg::Host);
+        let counted = legs.iter().filter(|leg| is_meant(leg.leg) && !is_deaf(leg));
         let (sent, lost) = counted
             .fold((0, 0), |(sent, lost), leg| (sent + leg.sent, lost + leg.sent - leg.answered));
         format!("{lost} of {sent}")
     };
     let small = counted(|leg| leg != Leg::TunnelFull);
     let full = counted(|leg| leg == Leg::TunnelFull);
-    let is =
-        |which, holds: fn(&Echoes) -> bool| legs.iter().any(|leg| leg.leg == which && holds(leg));
     let is_tunnels = is(Leg::Host, |leg| leg.answered == leg.sent) && is(Leg::Tunnel, loses_most);
     let where_to_look = match is_tunnels {
         true => {
@@ -316,7 +360,8 @@ fn lossy(legs: &[Echoes]) -> String {
              link` of both hosts count drops)"
         }
     };
-    format!("packets pass, but {small} small and {full} full ones are lost: {where_to_look}")
+    let full = if is_pods { String::new() } else { format!(" and {full} full") };
+    format!("packets pass, but {small} small{full} ones are lost: {where_to_look}")
 }
 
 fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {

@@ -35,6 +35,10 @@ fn the_broken_leg_is_named() {
         ([10, 10, 0], None, Shows::FullAreLost),
         ([0, 10, 0], None, Shows::FullAreLost),
         ([10, 10, 10], Some(0), Shows::PodIsSilent),
+        ([0, 0, 0], Some(10), Shows::PodAnswers),
+        ([10, 0, 0], Some(10), Shows::PodAnswers),
+        ([0, 0, 0], Some(6), Shows::Lossy),
+        ([0, 0, 0], Some(0), Shows::Nothing),
         ([10, 9, 10], None, Shows::Lossy),
         // A shaper: what is longer is lost more often, and small ones are as well.
         ([9, 10, 0], None, Shows::Lossy),
@@ -52,6 +56,53 @@ fn full_packets_that_this_host_refuses_are_enough() {
     let mut legs = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(|leg| echoes(leg, 9));
     (legs[2].answered, legs[2].refused) = (0, Some("Message too long".to_owned()));
     assert_eq!(Shows::of(&legs, PeerState::Ok), Shows::FullAreLost);
+}
+
+/// Without its [`Report::add`].
+fn report(legs: Vec<Echoes>, kind: BackendKind) -> Report {
+    let via = Via::Tunnel("192.0.2.2:8285".parse().unwrap());
+    let peer = Peer::new("10.5.2.0/24".parse().unwrap(), None, via, PeerState::Idle);
+    Report::of(&peer, legs, Some(kind))
+}
+
+#[test]
+fn a_pod_that_answers_shows_that_packets_pass() {
+    for (answered, well, figures) in [(10, true, "so packets"), (6, false, "4 of 10 small")] {
+        let legs = [(Leg::Host, 0), (Leg::Tunnel, 0), (Leg::TunnelFull, 0), (Leg::Pod, answered)];
+        let legs = legs.map(|(leg, answered)| echoes(leg, answered)).to_vec();
+        let Report { conclusion, well: found, .. } = report(legs, BackendKind::HostGw);
+        assert_eq!((found, conclusion.contains("down")), (well, false), "{conclusion}");
+        assert!(conclusion.contains(figures) && !conclusion.contains(" 10 full"), "{conclusion}");
+    }
+}
+
+/// What is forwarded passes no OUTPUT, except in datagrams of a tunnel.
+#[test]
+fn what_is_refused_is_said_of_what_it_concerns() {
+    let refused = |leg, is_by_output| {
+        let refused = Some("refused".to_owned());
+        Echoes { refused, is_by_output, ..echoes(leg, 0) }
+    };
+    for (kind, refused_legs, expected) in [
+        (BackendKind::HostGw, vec![(Leg::Host, true), (Leg::Tunnel, true)], true),
+        (BackendKind::HostGw, vec![(Leg::Host, true)], true),
+        (BackendKind::HostGw, vec![(Leg::Host, false), (Leg::Tunnel, false)], false),
+        (BackendKind::Udp, vec![(Leg::Host, true)], false),
+        (BackendKind::Udp, vec![(Leg::Tunnel, true)], true),
+    ] {
+        let mut legs = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(|leg| echoes(leg, 0));
+        for (which, is_by_output) in &refused_legs {
+            let leg = legs.iter_mut().find(|it| it.leg == *which).unwrap();
+            *leg = refused(*which, *is_by_output);
+        }
+        let Report { conclusion, shows, .. } = report(legs.to_vec(), kind);
+        assert_eq!(shows, Shows::Unsendable);
+        assert_eq!(conclusion.contains("FORWARD"), expected, "{kind} {refused_legs:?}");
+    }
+    let mut legs = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(|leg| echoes(leg, 10)).to_vec();
+    legs.push(refused(Leg::Pod, false));
+    let Report { conclusion, shows, .. } = report(legs, BackendKind::HostGw);
+    assert!(shows == Shows::Unsendable && !conclusion.contains("bridge"), "{conclusion}");
 }
 
 #[test]
