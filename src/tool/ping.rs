@@ -11,7 +11,7 @@ use crate::backend_kind::BackendKind;
 use crate::route::Prefix;
 use crate::status::{Lease, Peer, PeerState, SCHEMA, Status};
 use crate::tool::echo::{self, Echoes, Leg};
-use crate::tool::explain;
+use crate::tool::explain::{self, PodsWays};
 use crate::tool::peers::{self, milliseconds};
 use crate::tool::style::Style;
 
@@ -101,7 +101,7 @@ pub(super) fn run(
     }
     if let (Some(_), [peer], [report], true) = (node, meant, reports.as_mut_slice(), is_here) {
         let to = pod.unwrap_or_else(|| peer.subnet.first_host());
-        report.add(explain::pods_way(to, status, peers), pod.is_some());
+        report.add(explain::pods_ways(to, status, peers), pod.is_some());
     }
     Ok(Pinged { schema: SCHEMA, peers: reports })
 }
@@ -178,22 +178,28 @@ impl Report {
         Self { subnet: peer.subnet, node: peer.node.clone(), legs, shows, conclusion, well }
     }
 
-    /// The echoes are this host's own: `way` is that of its pods, to a pod if one `is_pinged`.
-    fn add(&mut self, way: Result<Option<String>, String>, is_pinged: bool) {
-        match way {
-            Ok(None) => {}
-            Ok(Some(unless)) => {
-                write!(self.conclusion, "; what this host's pods send goes, {unless}").ok();
+    /// The echoes are this host's own: `ways` are those of its pods, with a pod if one `is_pinged`.
+    fn add(&mut self, ways: PodsWays, is_pinged: bool) {
+        let (direction, parting) = match ways {
+            PodsWays::Unknown => return,
+            PodsWays::Pass { unless: None } if !self.well => return,
+            PodsWays::Pass { unless } => {
+                let unless = unless.map(|unless| format!(", {unless}")).unwrap_or_default();
+                write!(
+                    self.conclusion,
+                    "; this host's routes and rules, as the kernel answers, let its pods' packets \
+                     pass there and back{unless}"
+                )
+                .ok();
+                return;
             }
-            Err(parting) => {
-                let own = &self.conclusion;
-                self.conclusion = format!(
-                    "what this host's pods send there ends on this host: {parting}. This host's \
-                     own echoes: {own}"
-                );
-                self.well &= !is_pinged;
-            }
-        }
+            PodsWays::EndsThere(parting) => ("what this host's pods send there", parting),
+            PodsWays::EndsBack(parting) => ("what comes from there for this host's pods", parting),
+        };
+        let own = &self.conclusion;
+        self.conclusion =
+            format!("{direction} ends on this host: {parting}. This host's own echoes: {own}");
+        self.well &= !is_pinged;
     }
 }
 

@@ -76,6 +76,27 @@ fn a_pod_that_answers_shows_that_packets_pass() {
     }
 }
 
+#[test]
+fn the_kernels_answers_for_pods_count() {
+    let legs = || [Leg::Host, Leg::Tunnel, Leg::TunnelFull, Leg::Pod].map(|leg| echoes(leg, 10));
+    let told = |ways, is_pinged| {
+        let mut report = report(legs().to_vec(), BackendKind::HostGw);
+        report.add(ways, is_pinged);
+        (report.conclusion, report.well)
+    };
+    let (unasked, well) = told(PodsWays::Unknown, true);
+    assert!(well && !unasked.contains("kernel"), "{unasked}");
+    let (text, well) = told(PodsWays::Pass { unless: None }, true);
+    assert!(well && text.contains("kernel"), "{text}");
+    for is_pinged in [true, false] {
+        for way in [PodsWays::EndsThere, PodsWays::EndsBack] {
+            let (text, well) = told(way("`ip rule`".to_owned()), is_pinged);
+            assert_eq!(well, !is_pinged, "{text}");
+            assert!(text.contains(": `ip rule`"), "{text}");
+        }
+    }
+}
+
 /// What is forwarded passes no OUTPUT, except in datagrams of a tunnel.
 #[test]
 fn what_is_refused_is_said_of_what_it_concerns() {
