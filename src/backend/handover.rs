@@ -21,7 +21,8 @@ struct Shared {
     owner: Owner,
     offered: watch::Sender<Offered>,
     is_carrying: watch::Sender<bool>,
-    is_alone: watch::Sender<bool>,
+    /// The weftd that has handed over has not let go of everything yet.
+    has_predecessor: watch::Sender<bool>,
     is_leaving: AtomicBool,
     /// Workers that have outlived their tunnel.
     lingering: Mutex<Vec<Worker>>,
@@ -64,9 +65,12 @@ impl Handover {
     /// weftd is [`Owner::Running`] with them, and makes others where it may.
     pub fn new(descriptors: Vec<OwnedFd>, owner: Owner) -> Self {
         let has_inherited = !descriptors.is_empty();
+        let has_predecessor = watch::Sender::new(owner != Owner::Keeper);
         let inherited = Mutex::new(has_inherited.then_some(descriptors));
         let owner = if has_inherited { owner } else { Owner::Keeper };
-        Self(Arc::new(Shared { inherited, has_inherited, owner, ..Shared::default() }))
+        let shared =
+            Shared { inherited, has_inherited, owner, has_predecessor, ..Shared::default() };
+        Self(Arc::new(shared))
     }
 
     /// What the next weftd could go on with, and each change of it.
@@ -82,7 +86,7 @@ impl Handover {
 
     /// The weftd that has handed over has let go of everything.
     pub fn is_alone(&self) {
-        self.0.is_alone.send_replace(true);
+        self.0.has_predecessor.send_replace(false);
     }
 
     /// From here on the workers outlive their tunnel.
@@ -95,9 +99,15 @@ impl Handover {
         end_all(&mut lock(&self.0.lingering));
     }
 
-    /// Whether another weftd waits until packets are carried here, and goes on if they never are.
-    pub fn is_awaited(&self) -> bool {
-        self.0.owner != Owner::Keeper && !*self.0.is_carrying.borrow()
+    /// Whether another weftd waits until packets are carried here, or still lets go.
+    pub fn has_predecessor(&self) -> bool {
+        *self.0.has_predecessor.borrow()
+    }
+
+    /// Whether the next weftd can go on with this one now: one take-over at a time.
+    pub fn can_hand_over(&self) -> bool {
+        let offered = self.0.offered.borrow();
+        !self.has_predecessor() && matches!(*offered, Offered::Tunnel(_) | Offered::Place)
     }
 
     /// The next weftd did not come, or the control plane panicked: another start of this process is
@@ -139,7 +149,7 @@ impl Handover {
         if self.0.owner == Owner::Replaced {
             self.is_carrying();
             // The sender lives as long as this.
-            self.0.is_alone.subscribe().wait_for(|is| *is).await.ok();
+            self.0.has_predecessor.subscribe().wait_for(|has| !*has).await.ok();
         }
         self.end_workers();
         if self.0.has_inherited {

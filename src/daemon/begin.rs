@@ -28,7 +28,7 @@ use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, discover};
-use crate::host::lock::{DaemonLock, LockError};
+use crate::host::lock::LockError;
 
 /// First and longest pause between two attempts to read the network configuration. flanneld's is a
 /// second; with a little less a node is ready within a second of its store.
@@ -117,7 +117,7 @@ impl Start<'_> {
         }
         let external = discover(&interface).await?;
         let public_ip = external.public_address;
-        let guard = NodeGuard::take(options, manager.cluster(), public_ip, false).await?;
+        let guard = NodeGuard::take(options, manager.cluster(), public_ip).await?;
         match self.acquire_until_leased(plan, &external, &mut warm).await? {
             ControlFlow::Continue((plan, own, prepared)) => {
                 let held = Held::Leased(own);
@@ -136,7 +136,7 @@ impl Start<'_> {
         let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
         let public_ip = external.public_address;
-        let guard = NodeGuard::take(self.options, known.cluster, public_ip, false).await?;
+        let guard = NodeGuard::take(self.options, known.cluster, public_ip).await?;
         let interface = self.options.interface.clone();
         self.go_on(plan, external, interface, Held::Cached(known), guard).await
     }
@@ -145,7 +145,7 @@ impl Start<'_> {
     async fn begin_again(self, former: &Former) -> anyhow::Result<(Begun, Prepared)> {
         let (external, held) = (former.external(), former.held());
         let (cluster, public_ip) = (self.manager.cluster(), external.public_address);
-        let guard = NodeGuard::take(self.options, cluster, public_ip, true).await?;
+        let guard = NodeGuard::take(self.options, cluster, public_ip).await?;
         self.go_on(former.plan.clone(), external, former.interface.clone(), held, guard).await
     }
 
@@ -315,8 +315,8 @@ async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<N
 
 /// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a
 /// read-only directory, the daemon runs without it, as it does without a subnet file.
-pub(super) fn acquire_lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
-    match DaemonLock::acquire(&options.subnet_file) {
+pub(super) fn unless_taken<T>(locked: Result<T, LockError>) -> anyhow::Result<Option<T>> {
+    match locked {
         Ok(lock) => Ok(Some(lock)),
         Err(error @ LockError::Unusable { .. }) => {
             let why = with_causes(&error);

@@ -27,18 +27,16 @@ pub(super) struct NodeGuard {
 
 impl NodeGuard {
     /// Refuses if another daemon is the node of `public_ip` in this store, whose cluster has the
-    /// number `cluster`, unless this one `is_settled` as that node. If the lock fails for another
-    /// reason, the daemon runs without it.
+    /// number `cluster`. If the lock fails for another reason, the daemon runs without it.
     pub(super) async fn take(
         options: &Options,
         cluster: u64,
         public_ip: Ipv4Addr,
-        is_settled: bool,
     ) -> anyhow::Result<Self> {
         let store = identity(&options.store, cluster);
         let lock = match NodeLock::acquire(&store, public_ip).await {
             Ok(lock) => Some(lock),
-            Err(error @ NodeLockError::Taken { .. }) if !is_settled => {
+            Err(error @ NodeLockError::Taken { .. }) => {
                 return Err(anyhow::Error::from(error)).context(REGISTRATION_PHRASE);
             }
             Err(error) => {

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
-use crate::backend::handover::{Handover, Offered, Owner};
+use crate::backend::handover::Handover;
 use crate::backend::running::Backend;
 use crate::backend::status::PlaneState;
 use crate::config::options::Options;
@@ -28,7 +28,7 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Begun, Start, acquire_lock, read_previous};
+use crate::daemon::begin::{Begun, Start, read_previous, unless_taken};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::configured::{Configured, Former, MANAGER_PHRASE};
 use crate::daemon::health::{self, Readiness};
@@ -37,7 +37,7 @@ use crate::daemon::report::Report;
 use crate::daemon::running::Running;
 use crate::daemon::status::PrivateSocket;
 use crate::daemon::subnet_writer::SubnetWriter;
-use crate::daemon::take_over::{self, Predecessor, Successor};
+use crate::daemon::take_over::{self, Beginning, Predecessor, Successor};
 use crate::daemon::{contain, descriptors, identity, limits, metrics_server, notify, rules};
 use crate::host::lock::DaemonLock;
 use crate::netfilter::diff::Trigger;
@@ -81,19 +81,12 @@ async fn until_ended(
     timing: Timing,
     passed: Vec<OwnedFd>,
 ) -> anyhow::Result<ExitCode> {
-    let (mut handover, mut predecessor) = (Handover::new(passed, Owner::Keeper), None);
+    // The predecessor is dropped last: it takes that for the end of this process.
+    let Beginning { mut predecessor, mut handover, lock } =
+        take_over::begin(options, passed).await?;
+    let lock = RefCell::new(lock);
     let is_in_container = take_over::is_in_container();
-    let lock = RefCell::new(None);
     let (mut manager, mut former) = (OnceCell::new(), RefCell::new(None));
-    if options.take_over
-        && let Some(taken) = take_over::ask(&options.status_socket).await?
-    {
-        let owner = if is_in_container { Owner::Replaced } else { Owner::Running };
-        handover = Handover::new(taken.tunnel, owner);
-        predecessor = Some(taken.predecessor);
-        let inherit = |file| DaemonLock::inherit(file, &options.subnet_file);
-        *lock.borrow_mut() = taken.lock.and_then(inherit);
-    }
     info!("Installing signal handlers");
     let mut stop = Box::pin(stop_signals().context("cannot install signal handlers")?);
     loop {
@@ -102,11 +95,22 @@ async fn until_ended(
         let (began, is_again) = (Instant::now(), former.borrow().is_some());
         let kept = Kept { handover: &handover, lock: &lock, manager: &manager, former: &former };
         let run = Run { options, timing, kept, readiness, successors };
-        let running = until_stopped(&run, stop.as_mut(), predecessor.take(), asked);
-        match contain::unless_it_panics(running).await {
+        let running = until_stopped(&run, stop.as_mut(), &mut predecessor, asked);
+        let outcome = contain::unless_it_panics(running).await;
+        if predecessor.is_some() {
+            // It waits to hear that this one carries packets, and goes on, with the lock as it is.
+            if let Some(lock) = lock.take() {
+                lock.leave();
+            }
+            return Ok(match outcome {
+                Some(Outcome::Exit(code)) => code,
+                Some(Outcome::HandOver(_)) | None => ExitCode::FAILURE,
+            });
+        }
+        match outcome {
             Some(Outcome::Exit(code)) => return Ok(code),
             Some(Outcome::HandOver(mut successor)) => {
-                match hand_over(&mut successor, &handover, &lock, stop.as_mut()).await {
+                match take_over::hand_over(&mut successor, &handover, &lock, stop.as_mut()).await {
                     Ok(is_taken) => {
                         // Another weftd is the node now, so what was known is of no use.
                         (handover, manager, former) = Default::default();
@@ -123,8 +127,6 @@ async fn until_ended(
                     Err(error) => error!("the weftd that was to take over failed: {error:#}"),
                 }
             }
-            // Its predecessor still waits to hear that this one carries packets, and goes on.
-            None if handover.is_awaited() => return Ok(ExitCode::FAILURE),
             None => {
                 if timeout(PANIC_PAUSE, stop.as_mut()).await.is_ok() {
                     return Ok(ExitCode::SUCCESS);
@@ -135,46 +137,11 @@ async fn until_ended(
             }
         }
         info!("starting again, with the tunnel as it is");
-        if let Some(Err(error)) =
-            lock.borrow().as_ref().map(|it| it.come_back(&options.subnet_file))
-        {
-            warn!("going on without the lock: {:#}", anyhow::Error::from(error));
+        if let Some(lock) = &*lock.borrow() {
+            unless_taken(lock.come_back(&options.subnet_file))?;
         }
         handover = handover.come_back();
     }
-}
-
-/// Sends the tunnel's descriptors and the lock to `successor`. The workers go on until those of the
-/// successor carry packets, or this process is stopped, which gives false.
-async fn hand_over(
-    successor: &mut Successor,
-    handover: &Handover,
-    lock: &RefCell<Option<DaemonLock>>,
-    stop: Pin<&mut impl Future<Output = ()>>,
-) -> anyhow::Result<bool> {
-    let descriptors = match handover.offered().borrow().clone() {
-        Offered::Tunnel(descriptors) => descriptors,
-        Offered::Place => Arc::default(),
-        Offered::Inherited | Offered::Nothing => {
-            bail!("the tunnel was being made again; try again")
-        }
-    };
-    let lock_file = lock.borrow().as_ref().map(DaemonLock::duplicate).transpose()?;
-    info!("handing the tunnel over to a weftd that starts with --take-over");
-    let is_taken = tokio::select! {
-        taken = successor.takes(lock_file, &descriptors) => {
-            taken?;
-            true
-        }
-        never = notify::keep_watchdog(|| None) => match never {},
-        () = stop => false,
-    };
-    handover.end_workers();
-    if let Some(lock) = lock.take() {
-        lock.leave();
-    }
-    info!("Exiting cleanly... (the other weftd goes on)");
-    Ok(is_taken)
 }
 
 /// How a run of the control plane ends.
@@ -210,7 +177,7 @@ struct Run<'a> {
 async fn until_stopped(
     run: &Run<'_>,
     stop: Pin<&mut impl Future<Output = ()>>,
-    predecessor: Option<Predecessor>,
+    predecessor: &mut Option<Predecessor>,
     mut asked: mpsc::Receiver<Successor>,
 ) -> Outcome {
     let Kept { handover, manager, former, .. } = run.kept;
@@ -270,7 +237,7 @@ async fn until_stopped(
 async fn serve(run: &Run<'_>) -> anyhow::Result<Infallible> {
     let Run { options, kept: Kept { handover, lock, former, .. }, readiness, successors, .. } = run;
     if lock.borrow().is_none() && former.borrow().is_none() {
-        *lock.borrow_mut() = acquire_lock(options)?;
+        *lock.borrow_mut() = unless_taken(DaemonLock::acquire(&options.subnet_file))?;
     }
     let previous = read_previous(options);
     let manager = manager(run, previous.subnet).await?;
@@ -282,8 +249,7 @@ async fn serve(run: &Run<'_>) -> anyhow::Result<Infallible> {
     let status = status.ok().map(|socket| socket.serve(move |path| pages.page(path)));
     let asked = PrivateSocket::bind(&take_over::socket_beside(&options.status_socket))
         .inspect_err(|error| warn!("no weftd can take over with --take-over: {error:#}"));
-    let asked =
-        asked.ok().map(|socket| take_over::answer(socket, handover.offered(), successors.clone()));
+    let asked = asked.ok().map(|socket| take_over::answer(socket, handover, successors.clone()));
     let scraped = options.metrics_address.map(|address| {
         let metrics = Arc::clone(&report);
         metrics_server::serve(address, move || metrics.metrics())
@@ -422,7 +388,7 @@ async fn keep_readiness(
 ) -> Infallible {
     // If the start fails, the sender is dropped, and this future with it.
     rules.wait_for(|rules| rules.settled).await.ok();
-    if run.kept.handover.is_awaited() {
+    if run.kept.handover.has_predecessor() {
         run.kept.handover.carrying().await;
     }
     let mut was_ready = false;

@@ -8,8 +8,14 @@
 //!
 //! On the socket: a byte from the new weftd, for who says nothing asks for nothing; the descriptors
 //! with one byte; a last byte from the new one, once it carries packets. The old one closes the
-//! connection when it has closed everything else.
+//! connection when it has closed everything else; the new one closes it without that byte only by
+//! its own end.
+//!
+//! There is one take-over at a time: the new one hands nothing over before the old one has let go.
+//! A third weftd asks again and again. The lock of the subnet file goes from hand to hand without a
+//! moment in which nobody has it, so whoever can lock it knows that there is nobody to ask.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::pending;
 use std::io::IoSliceMut;
@@ -17,34 +23,41 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use crate::backend::handover::{Handover, Offered};
-use crate::config::options::NEXT_SOCKET_SUFFIX;
-use crate::daemon::notify::{AT_ONCE_MAX, send_with};
+use crate::backend::handover::{Handover, Offered, Owner};
+use crate::config::options::{NEXT_SOCKET_SUFFIX, Options};
+use crate::daemon::notify::{self, AT_ONCE_MAX, send_with};
 use crate::daemon::status::PrivateSocket;
-use crate::host::lock::DaemonLock;
+use crate::failure::LogOnce;
+use crate::host::lock::{DaemonLock, LockError};
 
 /// How long the new weftd waits for the descriptors: the running one may have to tell a slow store
 /// that it leaves.
 const HAND_OVER_MAX: Duration = Duration::from_secs(30);
+/// How long the new weftd asks again while another one takes over, which has to start, or the
+/// running one starts itself. After a longer wait, for the store perhaps, somebody should know.
+const TURN_MAX: Duration = Duration::from_secs(30);
+/// Between two questions.
+const TURN_PAUSE: Duration = Duration::from_millis(100);
 /// How long whoever connects may take to ask; meanwhile others wait.
 const ASK_MAX: Duration = Duration::from_secs(1);
-/// How long a running one that was killed may take to end.
-const END_MAX_SECONDS: i64 = 3;
 /// How long the one that has handed over may take to close everything.
 const LET_GO_MAX: Duration = Duration::from_secs(5);
+/// Between two looks at a process that ends.
+const END_LOOK: Duration = Duration::from_millis(10);
 /// Between two looks at the lock of the other weftd.
 const STAND_BY_LOOK: Duration = Duration::from_secs(1);
 /// After which the running one says that it still waits for the new one to carry packets.
@@ -61,16 +74,16 @@ const UNLOCKED: u8 = b'u';
 /// Instead of them.
 const NOTHING: u8 = b'n';
 
-/// What a weftd hands over.
-pub(super) struct Taken {
-    /// The lock of its subnet file.
-    pub(super) lock: Option<OwnedFd>,
-    /// Queues and sockets.
-    pub(super) tunnel: Vec<OwnedFd>,
-    pub(super) predecessor: Predecessor,
+/// What a weftd starts with.
+pub(super) struct Beginning {
+    pub(super) predecessor: Option<Predecessor>,
+    pub(super) handover: Handover,
+    /// Of the subnet file, if it is known that this one has it.
+    pub(super) lock: Option<DaemonLock>,
 }
 
-/// The weftd that has handed over, and waits to hear that this one runs.
+/// The weftd that has handed over, and waits to hear that this one runs: it starts again if it sees
+/// this dropped.
 pub(super) struct Predecessor(UnixStream);
 
 /// Where the weftd with this status socket is asked.
@@ -80,51 +93,70 @@ pub(super) fn socket_beside(status_socket: &Path) -> PathBuf {
     path.into()
 }
 
-/// Asks the weftd with this status socket for the tunnel; `None` if there is none, or if it was
-/// killed meanwhile.
-pub(super) async fn ask(status_socket: &Path) -> anyhow::Result<Option<Taken>> {
-    let path = &socket_beside(status_socket);
+/// Goes on with the tunnel that the service manager has `passed`, or that the running weftd hands
+/// over if `--take-over` is given: asks until it is this one's turn, or nobody has the lock.
+pub(super) async fn begin(options: &Options, passed: Vec<OwnedFd>) -> anyhow::Result<Beginning> {
+    let ordinary = |lock| Beginning {
+        predecessor: None,
+        handover: Handover::new(passed, Owner::Keeper),
+        lock,
+    };
+    if !options.take_over {
+        return Ok(ordinary(None));
+    }
+    let path = &socket_beside(&options.status_socket);
     let there = path.display();
-    let mut stream = match UnixStream::connect(path).await {
-        Ok(stream) => stream,
-        Err(error) => {
-            info!("--take-over: nobody answers at {there} ({error}), so this is an ordinary start");
+    let (give_up, mut told) = (Instant::now() + TURN_MAX, LogOnce::default());
+    loop {
+        let hindrance = match UnixStream::connect(path).await {
+            Ok(stream) => {
+                let taken = ask(stream, &options.subnet_file).await.with_context(|| {
+                    format!("--take-over: the weftd behind {there} does not hand over")
+                })?;
+                if let Some(taken) = taken {
+                    info!("--take-over: going on for the weftd behind {there}");
+                    return Ok(taken);
+                }
+                format!("the weftd behind {there} is taking over or starting itself")
+            }
+            Err(error) => match DaemonLock::acquire(&options.subnet_file) {
+                // Between two weftds nobody answers.
+                Err(taken @ LockError::Taken { .. }) => format!("nobody answers there: {taken}"),
+                lock => {
+                    info!(
+                        "--take-over: nobody answers at {there} ({error}), so this is an ordinary \
+                         start"
+                    );
+                    return Ok(ordinary(lock.ok()));
+                }
+            },
+        };
+        if Instant::now() >= give_up {
+            bail!("--take-over: not this one's turn within {TURN_MAX:?}: {hindrance}");
+        }
+        told.once(&hindrance, |text| info!("--take-over: waiting up to {TURN_MAX:?}: {text}"));
+        sleep(TURN_PAUSE).await;
+    }
+}
+
+/// Nothing if it is not this one's turn, or the other one has ended.
+async fn ask(mut stream: UnixStream, subnet_file: &Path) -> anyhow::Result<Option<Beginning>> {
+    let received = async {
+        if stream.write_u8(GO).await.is_err() {
             return Ok(None);
         }
+        receive(&stream).await
     };
-    let process = process_behind(&stream);
-    let exchange = async {
-        stream.write_u8(GO).await?;
-        let (lock, tunnel) = receive(&stream).await?;
-        anyhow::Ok(Taken { lock, tunnel, predecessor: Predecessor(stream) })
-    };
-    let taken = timeout(HAND_OVER_MAX, exchange).await.map_err(anyhow::Error::from).flatten();
-    if let Err(error) = &taken
-        && process.is_some_and(|process| ends(&process))
-    {
-        info!("--take-over: the other weftd has ended ({error:#}), so this is an ordinary start");
-        return Ok(None);
-    }
-    let taken = taken
-        .with_context(|| format!("--take-over: the weftd behind {there} does not hand over"))?;
-    info!("--take-over: going on for the weftd behind {there}");
-    Ok(Some(taken))
+    let received = timeout(HAND_OVER_MAX, received).await??;
+    let owner = if is_in_container() { Owner::Replaced } else { Owner::Running };
+    Ok(received.map(|(lock, tunnel)| Beginning {
+        predecessor: Some(Predecessor(stream)),
+        handover: Handover::new(tunnel, owner),
+        lock: lock.and_then(|file| DaemonLock::inherit(file, subnet_file)),
+    }))
 }
 
-/// The process at the other end; `None` if it is of another pid namespace.
-fn process_behind(stream: &UnixStream) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(stream.peer_cred().ok()?.pid()?)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
-}
-
-/// Whether a process is gone within [`END_MAX_SECONDS`], and with it all its files: the connection
-/// to it need not be the last. Nothing else runs here yet that would have to wait.
-fn ends(process: &OwnedFd) -> bool {
-    let limit = Timespec { tv_sec: END_MAX_SECONDS, tv_nsec: 0 };
-    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)) == Ok(1)
-}
-
-async fn receive(stream: &UnixStream) -> anyhow::Result<(Option<OwnedFd>, Vec<OwnedFd>)> {
+async fn receive(stream: &UnixStream) -> anyhow::Result<Option<(Option<OwnedFd>, Vec<OwnedFd>)>> {
     let receive = || {
         let mut byte = [0];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
@@ -139,23 +171,35 @@ async fn receive(stream: &UnixStream) -> anyhow::Result<(Option<OwnedFd>, Vec<Ow
         }
         Ok((received, byte[0], descriptors))
     };
-    let (received, byte, mut descriptors) = stream.async_io(Interest::READABLE, receive).await?;
-    ensure!(received.bytes == 1, "it has ended");
+    // An error is the end of the connection, as its end is.
+    let Ok((received, byte, mut descriptors)) = stream.async_io(Interest::READABLE, receive).await
+    else {
+        return Ok(None);
+    };
+    if received.bytes == 0 || byte == NOTHING {
+        return Ok(None);
+    }
     let is_whole = !received.flags.contains(ReturnFlags::CTRUNC);
     ensure!(is_whole, "this process may not open so many files");
-    ensure!(byte != NOTHING, "it is just starting itself, or makes its tunnel again; try again");
     let lock = (byte == LOCKED && !descriptors.is_empty()).then(|| descriptors.remove(0));
-    Ok((lock, descriptors))
+    Ok(Some((lock, descriptors)))
 }
 
 /// Lets the weftd that has handed over end, once this one carries packets.
-pub(super) async fn release(predecessor: Option<Predecessor>, handover: &Handover) -> Infallible {
+pub(super) async fn release(
+    predecessor: &mut Option<Predecessor>,
+    handover: &Handover,
+) -> Infallible {
     handover.carrying().await;
-    if let Some(Predecessor(mut stream)) = predecessor {
-        match stream.write_u8(RUNNING).await {
+    if let Some(Predecessor(stream)) = predecessor {
+        let told = stream.write_u8(RUNNING).await;
+        // From here on it does not start again, whatever becomes of this one.
+        let stream = predecessor.take().map(|Predecessor(stream)| stream);
+        match (told, stream) {
             // It says nothing more.
-            Ok(()) => drop(timeout(LET_GO_MAX, stream.read_u8()).await),
-            Err(error) => {
+            (Ok(()), Some(mut stream)) => drop(timeout(LET_GO_MAX, stream.read_u8()).await),
+            (Ok(()), None) => {}
+            (Err(error), _) => {
                 info!("the weftd that has handed over has ended before it was told to: {error}");
             }
         }
@@ -190,13 +234,17 @@ pub(super) async fn stand_by(
 }
 
 /// A starting weftd that has asked for the tunnel.
-pub(super) struct Successor(UnixStream);
+pub(super) struct Successor {
+    stream: UnixStream,
+    /// `None` if it is of another pid namespace.
+    process: Option<OwnedFd>,
+}
 
-/// Answers at `socket`, for ever: whoever asks for the tunnel goes to `successors`, if one is
-/// `offered`.
+/// Answers at `socket`, for ever: whoever asks for the tunnel goes to `successors`, if it can be
+/// handed over.
 pub(super) async fn answer(
     socket: PrivateSocket,
-    offered: watch::Receiver<Offered>,
+    handover: &Handover,
     successors: mpsc::Sender<Successor>,
 ) -> Infallible {
     loop {
@@ -207,28 +255,65 @@ pub(super) async fn answer(
         if !matches!(timeout(ASK_MAX, stream.read_u8()).await, Ok(Ok(GO))) {
             continue;
         }
-        if matches!(*offered.borrow(), Offered::Tunnel(_) | Offered::Place) {
-            // A second one comes too late, and sees its connection end.
-            successors.try_send(Successor(stream)).ok();
+        if handover.can_hand_over() {
+            let process = process_behind(&stream);
+            // A second one comes too late, sees its connection end, and asks again.
+            successors.try_send(Successor { stream, process }).ok();
         } else {
             stream.write_u8(NOTHING).await.ok();
         }
     }
 }
 
+/// Sends the tunnel's descriptors and the lock to `successor`. The workers go on until those of the
+/// successor carry packets, or this process is stopped, which gives false.
+pub(super) async fn hand_over(
+    successor: &mut Successor,
+    handover: &Handover,
+    lock: &RefCell<Option<DaemonLock>>,
+    stop: Pin<&mut impl Future<Output = ()>>,
+) -> anyhow::Result<bool> {
+    let descriptors = match handover.offered().borrow().clone() {
+        Offered::Tunnel(descriptors) => descriptors,
+        Offered::Place => Arc::default(),
+        Offered::Inherited | Offered::Nothing => {
+            bail!("the tunnel was being made again; try again")
+        }
+    };
+    let lock_file = lock.borrow().as_ref().map(DaemonLock::duplicate).transpose()?;
+    info!("handing the tunnel over to a weftd that starts with --take-over");
+    let is_taken = tokio::select! {
+        taken = successor.takes(lock_file, &descriptors) => {
+            taken?;
+            true
+        }
+        never = notify::keep_watchdog(|| None) => match never {},
+        () = stop => false,
+    };
+    handover.end_workers();
+    if let Some(lock) = lock.take() {
+        lock.leave();
+    }
+    info!("Exiting cleanly... (the other weftd goes on)");
+    Ok(is_taken)
+}
+
+/// The process at the other end.
+fn process_behind(stream: &UnixStream) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(stream.peer_cred().ok()?.pid()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
 impl Successor {
     /// Hands over, and waits until the new weftd carries packets. Drop it once all that was handed
     /// over is closed here.
-    pub(super) async fn takes(
-        &mut self,
-        lock: Option<OwnedFd>,
-        tunnel: &[OwnedFd],
-    ) -> anyhow::Result<()> {
+    async fn takes(&mut self, lock: Option<OwnedFd>, tunnel: &[OwnedFd]) -> anyhow::Result<()> {
         let borrowed: Vec<_> = lock.iter().chain(tunnel).map(AsFd::as_fd).collect();
         let byte = if lock.is_some() { LOCKED } else { UNLOCKED };
-        let send = || send_with(&self.0, &[byte], &borrowed);
-        self.0.async_io(Interest::WRITABLE, send).await.context("the descriptors can't be sent")?;
-        let mut answer = pin!(self.0.read_u8());
+        let send = || send_with(&self.stream, &[byte], &borrowed);
+        let sent = self.stream.async_io(Interest::WRITABLE, send).await;
+        sent.context("the descriptors can't be sent")?;
+        let mut answer = pin!(self.stream.read_u8());
         let word = match timeout(START_USUAL, &mut answer).await {
             Ok(word) => word,
             Err(_elapsed) => {
@@ -240,8 +325,20 @@ impl Successor {
                 answer.await
             }
         };
-        let word = word.context("it has ended before it carried packets")?;
-        ensure!(word == RUNNING, "it answered {word}");
+        if !matches!(word, Ok(RUNNING)) {
+            self.has_ended().await;
+            bail!("it has ended before it carried packets");
+        }
         Ok(())
+    }
+
+    /// Waits for the end of its process, and with it of all its files: the connection need not be
+    /// the last. One of another pid namespace has closed the others before.
+    async fn has_ended(&self) {
+        let Some(process) = &self.process else { return };
+        while poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default())) == Ok(0)
+        {
+            sleep(END_LOOK).await;
+        }
     }
 }

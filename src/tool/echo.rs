@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use derive_more::Display;
+use rustix::io::Errno;
 use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -59,6 +60,9 @@ pub(super) struct Echoes {
     pub(super) round_trip_microseconds: Option<u64>,
     /// Why this host did not send one.
     pub(super) refused: Option<String>,
+    /// Whether that was OUTPUT, which what is forwarded does not pass.
+    #[serde(skip)]
+    pub(super) is_by_output: bool,
     #[serde(skip)]
     pub(super) round_trips: Vec<u64>,
 }
@@ -74,6 +78,7 @@ impl Echoes {
             answered: 0,
             round_trip_microseconds: None,
             refused: None,
+            is_by_output: false,
             round_trips: Vec::new(),
         }
     }
@@ -126,6 +131,7 @@ pub(super) fn ping(
                 let message = &packet[HEADER_BYTES_MIN..];
                 if let Err(error) = by.send_to(message, &SocketAddrV4::new(destination, 0).into()) {
                     target.refused = Some(why(&error));
+                    target.is_by_output = Errno::from_io_error(&error) == Some(Errno::PERM);
                 }
             }
         }

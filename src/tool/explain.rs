@@ -14,9 +14,9 @@ use crate::forward::decide::{self, EgressVerdict, IngressVerdict, Local};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
-use crate::route::{self, Table};
+use crate::route::{self, Prefix, Table};
 use crate::stats::DropReason;
-use crate::status::{Lease, Peer, SCHEMA, Status, TunnelEnd};
+use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
 use crate::tool::arguments::Question;
 use crate::tool::style::Style;
 
@@ -98,20 +98,50 @@ fn explain(
     Ok(Explained { schema: SCHEMA, question, goes, steps, not_considered: NOT_CONSIDERED })
 }
 
-/// Where the kernel takes what this host's pods send to `destination`, a pod of a peer: an error if
-/// it ends here, and otherwise a reason why it may. Nothing if the kernel gives no answer.
-pub(super) fn pods_way(
-    destination: Ipv4Addr,
+/// What the kernel does with what a pod of this host and one of a peer send each other.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum PodsWays {
+    /// It gives no answer.
+    Unknown,
+    /// It passes both on, or if not, for this reason.
+    Pass { unless: Option<String> },
+    /// What pods here send ends here, for this reason.
+    EndsThere(String),
+    /// The same of what comes back.
+    EndsBack(String),
+}
+
+/// Asks the kernel about `pod`, which is a peer's, and any pod of this host.
+pub(super) fn pods_ways(pod: Ipv4Addr, status: &Status, peers: &[Peer]) -> PodsWays {
+    asked_ways(pod, status, peers, kernel::ask)
+}
+
+fn asked_ways(
+    pod: Ipv4Addr,
     status: &Status,
     peers: &[Peer],
-) -> Result<Option<String>, String> {
-    let Some(host) = ThisHost::read(status, peers) else { return Ok(None) };
-    let source = Ipv4Addr::from_bits(host.lease.subnet.first_host().to_bits() + 1);
+    ask: impl Fn(&Asked<'_>) -> anyhow::Result<Answers>,
+) -> PodsWays {
+    let Some(host) = ThisHost::read(status, peers) else { return PodsWays::Unknown };
+    let own = first_pod(host.lease.subnet);
     let length_bytes = HEADER_BYTES_MIN as u16;
-    let question = Question { source, destination, length_bytes, dont_fragment: false };
-    let Some(asked) = host.asked(&question, status) else { return Ok(None) };
-    let Ok(answers) = kernel::ask(&asked) else { return Ok(None) };
-    answers.agree(&asked).map(|()| answers.parting_by_mark(&asked))
+    let mut unless = None;
+    for (source, destination) in [(own, pod), (pod, own)] {
+        let question = Question { source, destination, length_bytes, dont_fragment: false };
+        let Some(asked) = host.asked(&question, status) else { return PodsWays::Unknown };
+        let Ok(answers) = ask(&asked) else { return PodsWays::Unknown };
+        match answers.agree(&asked) {
+            Ok(()) => unless = unless.or_else(|| answers.parting_by_mark(&asked)),
+            Err(why) if asked.is_outward => return PodsWays::EndsThere(why),
+            Err(why) => return PodsWays::EndsBack(why),
+        }
+    }
+    PodsWays::Pass { unless }
+}
+
+/// An address that a pod may have: the first host is the bridge.
+pub(super) fn first_pod(subnet: Prefix) -> Ipv4Addr {
+    Ipv4Addr::from_bits(subnet.first_host().to_bits() + 1)
 }
 
 /// What [`run`] gives, for people.
@@ -227,12 +257,14 @@ impl<'a> ThisHost<'a> {
             return Ok(sent);
         }
         steps.push(sent);
-        Err(format!(
+        let state = format!(
             "but that peer is {}: {}; try `weft ping {}`",
             peer.state.name().to_uppercase(),
             peer.why.as_deref().unwrap_or("it answers nothing"),
             peer.subnet.network()
-        ))
+        );
+        // Of what is lossy most passes.
+        if peer.state == PeerState::Lossy { Ok(state) } else { Err(state) }
     }
 
     /// What the udp backend does with it.
@@ -323,16 +355,15 @@ fn packet(question: &Question, total_bytes: u16) -> (Ipv4Header, Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::status::{Backend, PeerState, Traffic};
+    use rustix::io::Errno;
 
-    fn answered(
-        kind: BackendKind,
-        words: (&str, &str),
-        length_bytes: u16,
-        dont_fragment: bool,
-    ) -> (String, bool) {
-        let status = Status {
+    use super::*;
+    use crate::host::state::PathToHost;
+    use crate::status::{Backend, Traffic};
+    use crate::tool::explain::kernel::tests::links;
+
+    fn status(kind: BackendKind) -> Status {
+        Status {
             lease: Some(Lease {
                 network: "10.5.0.0/16".parse().unwrap(),
                 subnet: "10.5.1.0/24".parse().unwrap(),
@@ -341,11 +372,21 @@ mod tests {
             }),
             backend: Some(Backend { kind: Some(kind), done: None }),
             ..Status::default()
-        };
-        let peer = |number: u8, via: &str, state| {
-            let subnet = format!("10.5.{number}.0/24").parse().unwrap();
-            Peer::new(subnet, None, serde_json::from_value(via.into()).unwrap(), state)
-        };
+        }
+    }
+
+    fn peer(number: u8, via: &str, state: PeerState) -> Peer {
+        let subnet = format!("10.5.{number}.0/24").parse().unwrap();
+        Peer::new(subnet, None, serde_json::from_value(via.into()).unwrap(), state)
+    }
+
+    fn answered(
+        kind: BackendKind,
+        words: (&str, &str),
+        length_bytes: u16,
+        dont_fragment: bool,
+    ) -> (String, bool) {
+        let status = status(kind);
         let peers = [
             Peer {
                 path_mtu_bytes: Some(1372),
@@ -354,6 +395,7 @@ mod tests {
             },
             peer(3, "192.0.2.3:8285", PeerState::Silent),
             peer(4, "192.0.2.4", PeerState::OtherBackend),
+            peer(5, "192.0.2.5:8285", PeerState::Lossy),
         ];
         let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
         let question = Question { source, destination, length_bytes, dont_fragment };
@@ -370,6 +412,7 @@ mod tests {
             ((POD, "10.5.2.7"), 1400, true, "1372", false),
             ((POD, "10.5.2.7"), 1400, false, "1372", true),
             ((POD, "10.5.3.7"), 84, true, "SILENT", false),
+            ((POD, "10.5.5.7"), 84, true, "LOSSY", true),
             ((POD, "10.5.4.7"), 84, true, "other-backend", false),
             ((POD, "10.5.99.7"), 84, true, "no-route", false),
             ((POD, "10.5.1.7"), 84, true, "bridge", true),
@@ -387,5 +430,33 @@ mod tests {
         }
         let (text, goes) = answered(BackendKind::Vxlan, (POD, "10.5.2.7"), 84, true);
         assert!(text.contains("vxlan") && goes, "{text}");
+    }
+
+    /// It is asked as if they came by the pods' interface and by the peer's.
+    #[test]
+    fn pods_ways_are_asked_there_and_back() {
+        let status = Status { interface: Some("eth0".to_owned()), ..status(BackendKind::HostGw) };
+        let peers = [peer(2, "192.0.2.2", PeerState::Ok)];
+        let by = |interface_index: u32, gateway: Option<[u8; 4]>| {
+            let gateway = gateway.map(Into::into);
+            Ok(PathToHost { interface_index, preferred_source: None, gateway, is_plain: true })
+        };
+        let ways = |refused_outward: Option<bool>| {
+            asked_ways([10, 5, 2, 7].into(), &status, &peers, |asked| {
+                let across = match (refused_outward == Some(asked.is_outward), asked.is_outward) {
+                    (true, _) => Err(Errno::ACCESS.into()),
+                    (false, true) => by(1, Some([192, 0, 2, 2])),
+                    (false, false) => by(2, None),
+                };
+                let (near, comes_by, across) = (by(2, None), None, Some(across));
+                Ok(Answers { links: links(), near, comes_by, across, marked: vec![], outer: None })
+            })
+        };
+        assert_eq!(ways(None), PodsWays::Pass { unless: None });
+        assert!(matches!(ways(Some(true)), PodsWays::EndsThere(_)));
+        let PodsWays::EndsBack(why) = ways(Some(false)) else { panic!("it does not end") };
+        assert!(why.contains("prohibit") && why.contains("iif eth0"), "{why}");
+        let unasked = asked_ways([10, 5, 2, 7].into(), &status, &peers, |_| anyhow::bail!("no"));
+        assert_eq!(unasked, PodsWays::Unknown);
     }
 }

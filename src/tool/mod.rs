@@ -21,6 +21,7 @@ mod refusal;
 mod status;
 mod style;
 mod table;
+mod way_in;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};

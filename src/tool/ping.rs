@@ -11,7 +11,7 @@ use crate::backend_kind::BackendKind;
 use crate::route::Prefix;
 use crate::status::{Lease, Peer, PeerState, SCHEMA, Status};
 use crate::tool::echo::{self, Echoes, Leg};
-use crate::tool::explain;
+use crate::tool::explain::{self, PodsWays};
 use crate::tool::peers::{self, milliseconds};
 use crate::tool::style::Style;
 
@@ -50,6 +50,8 @@ enum Shows {
     HostIsDeaf,
     /// Nothing there answers pings, and weftd knows that packets pass all the same.
     Deaf,
+    /// The pod answers, so packets pass, and its host's end of the overlay does not.
+    PodAnswers,
     /// This host sends it no packets of pods.
     NotSentTo,
     /// The cause is this host.
@@ -99,7 +101,7 @@ pub(super) fn run(
     }
     if let (Some(_), [peer], [report], true) = (node, meant, reports.as_mut_slice(), is_here) {
         let to = pod.unwrap_or_else(|| peer.subnet.first_host());
-        report.add(explain::pods_way(to, status, peers), pod.is_some());
+        report.add(explain::pods_ways(to, status, peers), pod.is_some());
     }
     Ok(Pinged { schema: SCHEMA, peers: reports })
 }
@@ -162,7 +164,8 @@ fn legs(
 impl Report {
     fn of(peer: &Peer, legs: Vec<Echoes>, kind: Option<BackendKind>) -> Self {
         let shows = Shows::of(&legs, peer.state);
-        let well = matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf);
+        let well =
+            matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf | Shows::PodAnswers);
         let mut conclusion = shows.conclusion(&legs, kind);
         match &peer.why {
             Some(why) if shows == Shows::NotSentTo => conclusion.clone_from(why),
@@ -175,22 +178,28 @@ impl Report {
         Self { subnet: peer.subnet, node: peer.node.clone(), legs, shows, conclusion, well }
     }
 
-    /// The echoes are this host's own: `way` is that of its pods, to a pod if one `is_pinged`.
-    fn add(&mut self, way: Result<Option<String>, String>, is_pinged: bool) {
-        match way {
-            Ok(None) => {}
-            Ok(Some(unless)) => {
-                write!(self.conclusion, "; what this host's pods send goes, {unless}").ok();
+    /// The echoes are this host's own: `ways` are those of its pods, with a pod if one `is_pinged`.
+    fn add(&mut self, ways: PodsWays, is_pinged: bool) {
+        let (direction, parting) = match ways {
+            PodsWays::Unknown => return,
+            PodsWays::Pass { unless: None } if !self.well => return,
+            PodsWays::Pass { unless } => {
+                let unless = unless.map(|unless| format!(", {unless}")).unwrap_or_default();
+                write!(
+                    self.conclusion,
+                    "; this host's routes and rules, as the kernel answers, let its pods' packets \
+                     pass there and back{unless}"
+                )
+                .ok();
+                return;
             }
-            Err(parting) => {
-                let own = &self.conclusion;
-                self.conclusion = format!(
-                    "what this host's pods send there ends on this host: {parting}. This host's \
-                     own echoes: {own}"
-                );
-                self.well &= !is_pinged;
-            }
-        }
+            PodsWays::EndsThere(parting) => ("what this host's pods send there", parting),
+            PodsWays::EndsBack(parting) => ("what comes from there for this host's pods", parting),
+        };
+        let own = &self.conclusion;
+        self.conclusion =
+            format!("{direction} ends on this host: {parting}. This host's own echoes: {own}");
+        self.well &= !is_pinged;
     }
 }
 
@@ -200,23 +209,28 @@ impl Shows {
         let of = |which: Leg| legs.iter().find(|echoes| echoes.leg == which);
         let some = |leg| of(leg).is_some_and(|echoes| echoes.answered > 0);
         let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
+        let is_some_lost = |echoes: &Echoes| (1..echoes.sent).contains(&echoes.answered);
         let [host, tunnel, full] = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(some);
         if !state.is_sent_to() {
             Self::NotSentTo
         } else if !tunnel {
-            let mut legs = [Leg::Tunnel, Leg::Host].into_iter().filter_map(of);
+            let mut legs = [Leg::Tunnel, Leg::Host, Leg::Pod].into_iter().filter_map(of);
             match host {
                 _ if of(Leg::Tunnel).is_some_and(is_refused) => Self::Unsendable,
                 false if legs.any(is_refused) => Self::Unsendable,
+                _ if of(Leg::Pod).is_some_and(is_some_lost) => Self::Lossy,
+                _ if some(Leg::Pod) => Self::PodAnswers,
                 _ if state == PeerState::Deaf => Self::Deaf,
                 false => Self::Nothing,
                 // What loses most of the host's answers may lose all of the tunnel's.
                 true if of(Leg::Host).is_some_and(loses_most) => Self::Lossy,
                 true => Self::HostOnly,
             }
+        } else if of(Leg::Pod).is_some_and(is_refused) {
+            Self::Unsendable
         } else if !full && of(Leg::TunnelFull).is_some_and(is_refused) {
             Self::FullAreLost
-        } else if legs.iter().any(|leg| leg.answered > 0 && leg.answered < leg.sent) {
+        } else if legs.iter().any(is_some_lost) {
             Self::Lossy
         } else if !full {
             Self::FullAreLost
@@ -235,7 +249,8 @@ impl Shows {
             Self::Answers | Self::HostIsDeaf => return answers(self, legs),
             Self::NotSentTo => "this host sends it no packets: see `weft peers`",
             Self::Deaf => "it answers no pings, but packets pass, as weftd knows",
-            Self::Unsendable => return unsendable(legs),
+            Self::PodAnswers => return pod_answers(legs),
+            Self::Unsendable => return unsendable(legs, kind),
             Self::Nothing => {
                 "nothing answers, and this host sends without complaint: the host is down, or what \
                  is sent or the answers are lost on the way or in a firewall, or go to a wrong \
@@ -269,21 +284,55 @@ impl Shows {
 
 /// The echoes are this host's own: what that leaves out is said.
 fn answers(shows: Shows, legs: &[Echoes]) -> String {
-    let whom = if legs.iter().any(|it| it.leg == Leg::Pod) { "the pod" } else { "its overlay" };
-    let deaf = if shows == Shows::HostIsDeaf { "; the host itself answers no pings" } else { "" };
-    let untried = match whom {
-        "the pod" => "what this host's pods send also passes its bridge, firewall and rules",
-        _ => {
-            "not tried: the pods' bridges, and the firewalls for what is forwarded (--pod ADDRESS)"
-        }
+    let is_pod = legs.iter().any(|it| it.leg == Leg::Pod);
+    let whom = if is_pod {
+        "the pod answers this host, and the overlay there"
+    } else {
+        "its overlay answers this host, with"
     };
-    format!("{whom} answers this host, with full packets too{deaf}; {untried} (`weft explain`)")
+    let deaf = if shows == Shows::HostIsDeaf { "; the host itself answers no pings" } else { "" };
+    let there =
+        if is_pod { "" } else { "the pods' bridge and firewall there (--pod ADDRESS), and " };
+    format!("{whom} full packets too{deaf}; {}", not_tried(there))
 }
 
-fn unsendable(legs: &[Echoes]) -> String {
-    let refused = legs.iter().find_map(|echoes| Some((echoes.address, echoes.refused.as_ref()?)));
-    let each = refused.map(|(address, why)| format!("this host can't send to {address}: {why}"));
-    each.unwrap_or_default() + ". `ip route get` and `weft check` here show more"
+/// What this host's own echoes do not pass, beside what is `there`.
+fn not_tried(there: &str) -> String {
+    format!(
+        "not tried: {there}this host's pods, whose packets also pass its bridge, rules and \
+         firewall (`weft explain`)"
+    )
+}
+
+fn pod_answers(legs: &[Echoes]) -> String {
+    let is_deaf = !legs.iter().any(|it| it.leg == Leg::Host && it.answered > 0);
+    let whom =
+        if is_deaf { "its host answers no pings" } else { "its host's overlay answers none" };
+    format!(
+        "the pod answers this host, so packets pass both ways; {whom}, as where a firewall there \
+         drops what is for the host itself, so nothing is known of full packets; {}",
+        not_tried("")
+    )
+}
+
+fn unsendable(legs: &[Echoes], kind: Option<BackendKind>) -> String {
+    // What goes behind the host says more of what pods send.
+    let (of_host, behind): (Vec<_>, Vec<_>) = legs.iter().partition(|it| it.leg == Leg::Host);
+    let unanswered = behind.into_iter().chain(of_host).filter(|it| it.answered == 0);
+    let refused = unanswered.filter_map(|it| Some((it, it.refused.as_ref()?))).next();
+    let Some((Echoes { leg, address, is_by_output, .. }, why)) = refused else {
+        return String::new();
+    };
+    // Datagrams of a tunnel are this host's own as well.
+    let is_tunnel = *leg == Leg::Host && has_device(kind);
+    let text = match *is_by_output && !is_tunnel {
+        true => format!(
+            "this host's own packets to {address} can't be sent: {why}; what its pods send passes \
+             FORWARD in place of OUTPUT, and may go"
+        ),
+        false => format!("this host can't send to {address}: {why}"),
+    };
+    text + ". `ip route get` and `weft check` here show more"
 }
 
 fn loses_most(echoes: &Echoes) -> bool {
@@ -293,18 +342,19 @@ fn loses_most(echoes: &Echoes) -> bool {
 /// Loss may grow with the packets' length, as where a queue is full: a narrow link loses all long
 /// ones.
 fn lossy(legs: &[Echoes]) -> String {
+    let is =
+        |which, holds: fn(&Echoes) -> bool| legs.iter().any(|leg| leg.leg == which && holds(leg));
+    let is_pods = is(Leg::Pod, |leg| leg.answered > 0) && is(Leg::Tunnel, |leg| leg.answered == 0);
     let counted = |is_meant: fn(Leg) -> bool| {
-        // A host that answers nothing loses nothing.
-        let counted = legs.iter().filter(|leg| leg.answered > 0 || leg.leg != Leg::Host);
-        let counted = counted.filter(|leg| is_meant(leg.leg));
+        // What answers nothing loses nothing, if something behind it answers.
+        let is_deaf = |leg: &Echoes| leg.answered == 0 && (is_pods || leg.leg == Leg::Host);
+        let counted = legs.iter().filter(|leg| is_meant(leg.leg) && !is_deaf(leg));
         let (sent, lost) = counted
             .fold((0, 0), |(sent, lost), leg| (sent + leg.sent, lost + leg.sent - leg.answered));
         format!("{lost} of {sent}")
     };
     let small = counted(|leg| leg != Leg::TunnelFull);
     let full = counted(|leg| leg == Leg::TunnelFull);
-    let is =
-        |which, holds: fn(&Echoes) -> bool| legs.iter().any(|leg| leg.leg == which && holds(leg));
     let is_tunnels = is(Leg::Host, |leg| leg.answered == leg.sent) && is(Leg::Tunnel, loses_most);
     let where_to_look = match is_tunnels {
         true => {
@@ -316,7 +366,8 @@ fn lossy(legs: &[Echoes]) -> String {
              link` of both hosts count drops)"
         }
     };
-    format!("packets pass, but {small} small and {full} full ones are lost: {where_to_look}")
+    let full = if is_pods { String::new() } else { format!(" and {full} full") };
+    format!("packets pass, but {small} small{full} ones are lost: {where_to_look}")
 }
 
 fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {
@@ -375,130 +426,4 @@ pub(super) fn render(pinged: &Pinged, style: Style) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::status::Via;
-
-    fn echoes(leg: Leg, answered: usize) -> Echoes {
-        Echoes { sent: 10, answered, ..Echoes::new(leg, Ipv4Addr::LOCALHOST, 84) }
-    }
-
-    /// What was found of a peer in this state; how many answers each leg got, the pod none was
-    /// asked if it is absent, and what the tunnel's end was refused with.
-    fn found(
-        answers: [usize; 3],
-        pod: Option<usize>,
-        state: PeerState,
-        refused: Option<&str>,
-    ) -> Shows {
-        let legs = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].into_iter().zip(answers);
-        let legs = legs.chain(pod.map(|answers| (Leg::Pod, answers)));
-        let mut legs: Vec<_> = legs.map(|(leg, answered)| echoes(leg, answered)).collect();
-        legs[1].refused = refused.map(str::to_owned);
-        let shows = Shows::of(&legs, state);
-        assert!(!shows.conclusion(&legs, Some(BackendKind::Udp)).is_empty());
-        shows
-    }
-
-    #[test]
-    fn the_broken_leg_is_named() {
-        for (answers, pod, finding) in [
-            ([10, 10, 10], None, Shows::Answers),
-            ([10, 10, 10], Some(10), Shows::Answers),
-            ([0, 10, 10], None, Shows::HostIsDeaf),
-            ([0, 0, 0], None, Shows::Nothing),
-            ([10, 0, 0], None, Shows::HostOnly),
-            ([10, 10, 0], None, Shows::FullAreLost),
-            ([0, 10, 0], None, Shows::FullAreLost),
-            ([10, 10, 10], Some(0), Shows::PodIsSilent),
-            ([10, 9, 10], None, Shows::Lossy),
-            // A shaper: what is longer is lost more often, and small ones are as well.
-            ([9, 10, 0], None, Shows::Lossy),
-            ([10, 6, 0], None, Shows::Lossy),
-            ([10, 10, 2], None, Shows::Lossy),
-            ([3, 0, 0], None, Shows::Lossy),
-            ([9, 0, 0], None, Shows::HostOnly),
-        ] {
-            assert_eq!(found(answers, pod, PeerState::Idle, None), finding, "{answers:?} {pod:?}");
-        }
-    }
-
-    #[test]
-    fn full_packets_that_this_host_refuses_are_enough() {
-        let mut legs = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(|leg| echoes(leg, 9));
-        (legs[2].answered, legs[2].refused) = (0, Some("Message too long".to_owned()));
-        assert_eq!(Shows::of(&legs, PeerState::Ok), Shows::FullAreLost);
-    }
-
-    #[test]
-    fn a_node_of_another_backend_is_not_judged_by_its_silence() {
-        let legs = [echoes(Leg::Host, 10)];
-        assert_eq!(Shows::of(&legs, PeerState::OtherBackend), Shows::NotSentTo);
-    }
-
-    #[test]
-    fn what_weftd_and_the_kernel_know_counts() {
-        for answers in [[0, 0, 0], [10, 0, 0]] {
-            let deaf = found(answers, None, PeerState::Deaf, None);
-            assert_eq!(deaf, Shows::Deaf, "a healthy peer that answers no pings: {answers:?}");
-            let here = found(answers, None, PeerState::Silent, Some("a blackhole route"));
-            assert_eq!(here, Shows::Unsendable, "a blackhole route of this host: {answers:?}");
-        }
-        // `ok` may be from before the fault, or of the host alone.
-        for state in [PeerState::Silent, PeerState::Ok, PeerState::Idle] {
-            assert_eq!(found([0, 0, 0], None, state, None), Shows::Nothing);
-            assert_eq!(found([10, 0, 0], None, state, None), Shows::HostOnly);
-        }
-    }
-
-    #[test]
-    fn a_node_is_found_by_any_of_its_names() {
-        let peer = |number: u8, name: &str, path_mtu_bytes| {
-            let subnet = format!("10.5.{number}.0/24").parse().unwrap();
-            let via = Via::Tunnel(format!("192.0.2.{number}:8285").parse().unwrap());
-            let peer = Peer::new(subnet, Some(name.to_owned()), via, PeerState::Ok);
-            Peer { path_mtu_bytes, ..peer }
-        };
-        let lease = Lease {
-            network: "10.5.0.0/16".parse().unwrap(),
-            subnet: "10.5.9.0/24".parse().unwrap(),
-            public_ip: Ipv4Addr::LOCALHOST,
-            mtu_bytes: 1472,
-        };
-        let peers = [peer(1, "a", None), peer(2, "b", Some(1372))];
-        for name in ["b", "10.5.2.0/24", "10.5.2.77", "192.0.2.2"] {
-            assert_eq!(find(&peers, name).unwrap().subnet, peers[1].subnet);
-        }
-        assert!(find(&peers, "c").unwrap_err().to_string().contains("weft peers"));
-        let legs = |peer: &Peer, kind| {
-            let legs = legs(peer, Some(kind), &lease, None);
-            let each = legs.iter().map(|leg| (leg.address.to_string(), leg.bytes));
-            each.collect::<Vec<_>>()
-        };
-        let own = |text: &str, bytes| (text.to_owned(), bytes);
-        assert_eq!(
-            legs(&peers[1], BackendKind::Udp),
-            [own("192.0.2.2", 84), own("10.5.2.0", 84), own("10.5.2.0", 1372)]
-        );
-        assert_eq!(legs(&peers[0], BackendKind::HostGw)[2], own("10.5.1.1", 1472));
-    }
-
-    #[test]
-    fn the_screen_has_a_line_for_each_leg() {
-        let leg = Echoes {
-            address: [10, 5, 2, 0].into(),
-            bytes: 1472,
-            round_trip_microseconds: Some(12_345),
-            ..echoes(Leg::TunnelFull, 4)
-        };
-        let (subnet, node) = ("10.5.2.0/24".parse().unwrap(), Some("b".to_owned()));
-        let (shows, conclusion) = (Shows::Lossy, "why".to_owned());
-        let report = Report { subnet, node, legs: vec![leg], shows, conclusion, well: false };
-        let pinged = Pinged { schema: SCHEMA, peers: vec![report] };
-        let expected = "10.5.2.0/24 b\n  \
-                        tunnel-full  10.5.2.0          1472 bytes  4/10  12.34ms\n  why\n";
-        assert_eq!(render(&pinged, Style::PLAIN), expected);
-        let leg = &serde_json::to_value(&pinged).unwrap()["peers"][0]["legs"][0];
-        assert_eq!((&leg["leg"], &leg["address"]), (&"tunnel-full".into(), &"10.5.2.0".into()));
-    }
-}
+mod tests;

@@ -17,14 +17,17 @@ pub(super) fn or_refused<T>(
     }
 }
 
-/// What the kernel means, and its own words. Of routes: `fib_props` in net/ipv4/fib_semantics.c
-/// and `fib_validate_source` in net/ipv4/fib_frontend.c.
+/// What the kernel means, and its own words. Of routes: `fib_props` in net/ipv4/fib_semantics.c,
+/// `fib4_rule_action` in net/ipv4/fib_rules.c and `fib_validate_source` in
+/// net/ipv4/fib_frontend.c.
 pub(super) fn why(error: &io::Error) -> String {
     let stands_for = match Errno::from_io_error(error) {
-        Some(Errno::INVAL) => "a blackhole route, or an address that the kernel takes for forged",
-        Some(Errno::ACCESS) => "a route of type prohibit",
+        Some(Errno::INVAL) => {
+            "a route or rule of type blackhole, or an address that the kernel takes for forged"
+        }
+        Some(Errno::ACCESS) => "a route or rule of type prohibit",
         Some(Errno::HOSTUNREACH) => "a route of type unreachable, or forwarding is off there",
-        Some(Errno::NETUNREACH) => "no route",
+        Some(Errno::NETUNREACH) => "no route, or a rule of type unreachable",
         Some(Errno::XDEV) => "the source check, rp_filter, refuses where it comes from",
         Some(Errno::PERM) => "a firewall rule for what this host sends, or an IPsec policy",
         Some(Errno::MSGSIZE) => "longer than the path's MTU, as this host knows it",

@@ -18,9 +18,10 @@ fn capabilities(thread: &ThreadStatus) -> u64 {
     u64::from_str_radix(thread.field("CapPrm"), 16).expect("hexadecimal digits")
 }
 
-/// NET_ADMIN, NET_RAW, NET_BIND_SERVICE, BPF, SYS_RESOURCE, IPC_LOCK and DAC_OVERRIDE, by
-/// linux/capability.h.
-const OF_CONTROL: u64 = 1 << 12 | 1 << 13 | 1 << 10 | 1 << 39 | 1 << 24 | 1 << 14 | 1 << 1;
+/// NET_ADMIN, NET_RAW, NET_BIND_SERVICE, BPF, SYS_RESOURCE, IPC_LOCK, SYS_NICE and DAC_OVERRIDE,
+/// by linux/capability.h.
+const OF_CONTROL: u64 =
+    1 << 12 | 1 << 13 | 1 << 10 | 1 << 39 | 1 << 24 | 1 << 14 | 1 << 23 | 1 << 1;
 
 #[test]
 fn threads_keep_what_they_need_with_mmsg() {

@@ -12,6 +12,8 @@ use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::status::Status;
 
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+const DIRECT: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","DirectRouting":true}}"#;
+const HOST_GW: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
 
 /// A fault is known, on a machine that has no time.
 const KNOWN: Duration = Duration::from_secs(90);
@@ -116,4 +118,71 @@ fn only_what_loses_all_long_packets_is_narrow() {
                   wire0 meta length > 1300 drop; }; }";
     overlay.lab.hosts[1].exec(&["nft", narrow]);
     assert_eq!(finding(), "full-are-lost");
+}
+
+/// The host's own echoes are answered all the while, and what its pods send arrives.
+#[test]
+fn pods_to_which_nothing_comes_back_are_told() {
+    std::thread::scope(|scope| {
+        for (config, device) in
+            [(CONFIG, "flannel0"), (VXLAN, "flannel.1"), (DIRECT, "wire0"), (HOST_GW, "wire0")]
+        {
+            scope.spawn(move || assert_ways_back_are_told(config, device));
+        }
+    });
+}
+
+fn assert_ways_back_are_told(config: &str, device: &str) {
+    let overlay = Overlay::start_with(config, [&[], &[]]);
+    let (host, dir, pod) = (&overlay.lab.hosts[0], overlay.dir(0), overlay.pod(1).to_string());
+    let told = || {
+        let (answer, code) = weft(host, &dir, &["ping", &pod]);
+        let report = &answer["peers"][0];
+        assert_eq!(report["finding"], "answers", "{config}: {answer}");
+        (report["conclusion"].as_str().unwrap_or_default().to_owned(), code)
+    };
+    assert!(overlay.lab.ping(0, overlay.pod(1), 56), "{config}");
+    let (text, code) = told();
+    assert_eq!(code, Some(0), "{config}: {text}");
+    let subnet = format!("{}/24", overlay.leases[0].network());
+    let forwarding = format!("/proc/sys/net/ipv4/conf/{device}/forwarding");
+    let rule = |change: &str, rest: &str| format!("ip rule {change} {rest}");
+    let by_interface = format!("iif {device} prohibit");
+    let by_subnet = format!("to {subnet} iif {device} blackhole");
+    for (inject, repair, is_checked) in [
+        (rule("add", &by_interface), rule("delete", &by_interface), true),
+        (rule("add", &by_subnet), rule("delete", &by_subnet), true),
+        (format!("echo 0 >{forwarding}"), format!("echo 1 >{forwarding}"), false),
+    ] {
+        host.exec(&["sh", "-ec", &inject]);
+        let (text, code) = told();
+        assert_eq!(code, Some(1), "{config}: {inject}: {text}");
+        assert!(text.contains(&format!("from {pod} iif {device}")), "{inject}: {text}");
+        if is_checked {
+            let subnet_file = dir.join("subnet.env").display().to_string();
+            let (answer, _) = weft(host, &dir, &["check", "--subnet-file", &subnet_file]);
+            let checks = answer["checks"].as_array().expect("checks");
+            let of_peers = checks.iter().find(|it| it["id"] == "way-from-peers").expect("it");
+            assert_eq!(of_peers["verdict"], "failed", "{config}: {inject}: {of_peers}");
+        }
+        host.exec(&["sh", "-ec", &repair]);
+    }
+    // The host answers nothing itself.
+    overlay.lab.hosts[1].exec(&[
+        "nft",
+        "table inet wall { chain in { type filter hook input priority 0; icmp type echo-request \
+         drop; }; }",
+    ]);
+    let (answer, code) = weft(host, &dir, &["ping", &pod]);
+    assert_eq!(
+        (&answer["peers"][0]["finding"], code),
+        (&"pod-answers".into(), Some(0)),
+        "{answer}"
+    );
+    host.exec(&["ip", "route", "add", "blackhole", &pod]);
+    let (answer, code) = weft(host, &dir, &["ping", &pod]);
+    assert_eq!((&answer["peers"][0]["finding"], code), (&"unsendable".into(), Some(1)), "{answer}");
+    overlay.lab.hosts[1].exec(&["nft", "delete table inet wall"]);
+    let (answer, code) = weft(host, &dir, &["ping", &pod]);
+    assert_eq!((&answer["peers"][0]["finding"], code), (&"unsendable".into(), Some(1)), "{answer}");
 }

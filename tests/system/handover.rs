@@ -16,6 +16,8 @@ use crate::support::status::Status;
 
 const WEFT: &str = env!("CARGO_BIN_EXE_weft");
 const PATIENCE: Duration = Duration::from_secs(10);
+/// For one that is refused because its turn does not come.
+const TURN_PATIENCE: Duration = Duration::from_secs(40);
 
 /// Starts a weftd on host 0 that takes over from the one there, and waits for that one's end.
 fn take_over(overlay: &mut Overlay, arguments: &[&str]) {
@@ -160,10 +162,10 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
         wait_until(PATIENCE, "the next weftd has the tunnel and waits", || {
             next.complaints("config") > 0
         });
-        // A third one, from a service manager perhaps, is neither's end.
-        for flag in ["--take-over", "--take-over=false"] {
+        // A third one, from a service manager perhaps, is neither's end, after it has waited too.
+        for (flag, patience) in [("--take-over", TURN_PATIENCE), ("--take-over=false", PATIENCE)] {
             let mut third = overlay.weftd(0, &[flag]);
-            assert!(!third.wait(PATIENCE).success());
+            assert!(!third.wait(patience).success());
             let pid = next.pid().as_raw_nonzero().to_string();
             // The next one's lock is in the way, or it has nothing to give yet.
             let told = third.complaints(&format!("pid {pid} ")) + third.complaints("sock.next");
@@ -191,6 +193,77 @@ fn a_predecessor_that_is_killed_leaves_its_successor() {
         last.stop(Signal::KILL, PATIENCE);
         wait_until(PATIENCE, "somebody carries packets", || is_ready(&overlay));
         assert!(overlay.daemons[0].ended().is_none(), "{}", overlay.daemons[0].output());
+    }
+}
+
+/// Starts `count` weftds on host 0 that take over, `gap` apart.
+fn hurry(overlay: &Overlay, count: usize, gap: Duration) -> Vec<Process> {
+    let ask = |_| {
+        let next = overlay.weftd(0, &["--take-over", "--fast-path=off"]);
+        thread::sleep(gap);
+        next
+    };
+    (0..count).map(ask).collect()
+}
+
+/// Whether a weftd on host 0 has the lock of its node.
+fn is_node(overlay: &Overlay) -> bool {
+    overlay.lab.hosts[0].exec(&["cat", "/proc/net/unix"]).contains("@weftd/")
+}
+
+/// Waits until one weftd is left on host 0, carries packets and has the lock of its node; whether
+/// those that have ended are content.
+fn one_is_left(overlay: &mut Overlay, others: Vec<Process>) -> bool {
+    let mut all = others;
+    all.push(overlay.daemons.remove(0));
+    wait_until(PATIENCE, "one weftd is left", || {
+        all.iter_mut().filter_map(Process::ended).count() == all.len() - 1
+    });
+    let left = all.iter_mut().position(|process| process.ended().is_none()).expect("one is left");
+    overlay.daemons.insert(0, all.remove(left));
+    wait_until(PATIENCE, "it carries packets", || is_ready(overlay));
+    assert!(is_node(overlay), "{}", overlay.daemons[0].output());
+    assert!(overlay.daemons[0].ended().is_none(), "{}", overlay.daemons[0].output());
+    all.iter_mut().all(|process| process.ended().is_some_and(|end| end.success()))
+}
+
+#[test]
+fn take_overs_shortly_after_each_other_leave_one_weftd() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    under_traffic(&mut overlay, 500, |overlay| {
+        for count in [2, 3] {
+            for milliseconds in [0, 10, 20, 30, 40, 60, 100] {
+                let others = hurry(overlay, count, Duration::from_millis(milliseconds));
+                assert!(one_is_left(overlay, others), "{count}, {milliseconds} ms apart");
+            }
+        }
+    });
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made, "another device");
+}
+
+#[test]
+fn take_overs_shortly_after_each_other_where_the_kernel_carries() {
+    let mut overlay = Overlay::start_with(&CONFIG.replace("udp", "vxlan"), [&[], &[]]);
+    for milliseconds in [0, 20, 40] {
+        let others = hurry(&overlay, 3, Duration::from_millis(milliseconds));
+        assert!(one_is_left(&mut overlay, others), "{milliseconds} ms apart");
+    }
+}
+
+/// Whichever of the three has the tunnel by then.
+#[test]
+fn one_weftd_is_left_when_one_before_the_last_is_killed() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    for milliseconds in [0, 10, 20, 30, 40, 60, 100] {
+        for is_first_asker in [true, false] {
+            let mut others = hurry(&overlay, 2, Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(milliseconds));
+            let victim = if is_first_asker { &mut others[0] } else { &mut overlay.daemons[0] };
+            victim.signal(Signal::KILL);
+            one_is_left(&mut overlay, others);
+            overlay.traffic_resumes(PATIENCE, "the death of one that took over");
+        }
     }
 }
 
@@ -290,6 +363,30 @@ fn containers_follow_each_other(config: &str, arguments: &[&str], rate: u64) {
     wait_until(PATIENCE, "it knows its peer", || is_ready(&overlay));
     overlay.traffic_resumes(PATIENCE, "the newer one's end");
     assert!(first.stop(Signal::TERM).0);
+}
+
+#[test]
+fn of_containers_that_start_together_one_is_the_node() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
+    let mut containers: Vec<_> = (0..3)
+        .map(|_| {
+            let container = Contained::start(&overlay, &["--fast-path=off"]);
+            thread::sleep(Duration::from_millis(20));
+            container
+        })
+        .collect();
+    overlay.daemons[0].wait(PATIENCE);
+    while let Some(others) = containers.len().checked_sub(1) {
+        let mut node = None;
+        wait_until(PATIENCE, "one is the node, the others stand by", || {
+            node = containers.iter().position(|container| container.is_ready(&overlay));
+            let stand_by = |it: &&Contained| it.0.output().contains("standing by");
+            node.is_some() && containers.iter().filter(stand_by).count() >= others
+        });
+        overlay.traffic_resumes(PATIENCE, "another weftd became the node");
+        assert!(is_node(&overlay));
+        containers.remove(node.expect("it was found")).stop(Signal::KILL);
+    }
 }
 
 #[test]

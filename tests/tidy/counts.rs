@@ -10,25 +10,25 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 500, 4200),
-    ("backend", 5440, 53400),
+    ("backend", 5450, 53500),
     ("bin", 10, 200),
     ("config", 1690, 16300),
-    ("daemon", 3440, 35100),
-    ("control", 5250, 52400),
+    ("daemon", 3520, 35600),
+    ("control", 5260, 52400),
     ("device", 420, 4500),
     ("engine", 1710, 15600),
-    ("fast_path", 590, 5300),
+    ("fast_path", 600, 5400),
     ("forward", 740, 6400),
-    ("host", 2530, 25900),
-    ("netfilter", 1100, 10800),
+    ("host", 2540, 25900),
+    ("netfilter", 1120, 10900),
     ("offload", 820, 7300),
     ("packet", 710, 7000),
     ("rights", 50, 600),
     ("route", 280, 2700),
     ("stats", 340, 3200),
-    ("status", 570, 4000),
+    ("status", 580, 4200),
     ("sys", 1140, 11600),
-    ("tool", 4320, 46300),
+    ("tool", 4430, 47600),
 ];
 
 /// Lines and tokens.

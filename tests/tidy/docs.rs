@@ -27,6 +27,7 @@ const OWN_FLAGS: &[&str] = &[
     "start-from-cache",
     "status-socket",
     "take-over",
+    "worker-priority",
     "workers",
 ];
 

@@ -145,8 +145,9 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "tool",
         &[
             &["arguments", "ask", "cni", "install_conf", "pcapng", "refusal", "style"],
-            &["cleanup", "drops", "echo", "explain/kernel", "table"],
-            &["config", "explain", "lease", "peers"],
+            &["cleanup", "drops", "echo", "table", "way_in"],
+            &["config", "explain/kernel", "lease", "peers"],
+            &["explain"],
             &["ping", "status"],
             &["cluster", "check/finding", "check/firewall", "check/read/arp"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],

@@ -18,11 +18,7 @@ impl PeerState {
             Self::Unsendable(Obstacle::Errno(errno)) => {
                 let error = io::Error::from_raw_os_error(errno);
                 let place = match Errno::from_raw_os_error(errno) {
-                    Errno::PERM => {
-                        "the OUTPUT rules of this host's firewall, and its IPsec policies (`ip \
-                         xfrm policy`)"
-                            .to_owned()
-                    }
+                    Errno::PERM => output_rules(port),
                     _ => format!("this host's routes and rules (`ip route get {host}`, `ip rule`)"),
                 };
                 format!("this host can't send to it: {error}; look at {place}")
@@ -43,10 +39,11 @@ impl PeerState {
                 format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
             }
             Self::OneWay(Way::There) => format!(
-                "its packets arrive here, and nothing that is sent to it is answered: `weft \
-                 check` looks for the cause on this host; if it finds none, `weft peers` at {host} \
-                 says of this host SILENT (lost on the way), ONE-WAY (dropped there, or damaged), \
-                 or ok (that host drops pings, or most packets: `weft ping --pod` tells)"
+                "its packets arrive here, and no echo to it is answered: what is sent to it is \
+                 lost, or pings alone are. HEARD of this host in `weft peers` at {host} tells. \
+                 Seconds ago: packets arrive there, and a firewall of either host, or on the way, \
+                 drops pings, which is no fault if pods reach each other, or more. Longer ago: \
+                 they are lost here (`weft check`), on the way, or where they come in there"
             ),
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: `weft \
@@ -76,5 +73,43 @@ impl PeerState {
             Self::Deaf => "packets pass, and it answers no pings, which is no fault".to_owned(),
             Self::Idle | Self::Ok => return None,
         })
+    }
+}
+
+/// What refuses a send of this host. Without a tunnel what pods send is forwarded.
+fn output_rules(port: Option<u16>) -> String {
+    let forwarded = match port {
+        Some(_) => "",
+        None => ". What pods send passes FORWARD in place of OUTPUT, and may go",
+    };
+    format!(
+        "the OUTPUT rules of this host's firewall, and its IPsec policies (`ip xfrm policy`)\
+         {forwarded}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+
+    /// A healthy host that drops pings, and whose pods speak UDP alone, looks the same.
+    #[test]
+    fn what_is_heard_and_answers_no_echo_may_be_well() {
+        let why = PeerState::OneWay(Way::There).why(HOST, Some(8285)).unwrap();
+        let (first, rest) = why.split_once('.').unwrap();
+        assert!(first.contains("echo") && !first.contains("nothing"), "{first}");
+        assert!(rest.contains("HEARD") && rest.contains("192.0.2.2"), "{rest}");
+    }
+
+    #[test]
+    fn output_is_of_pods_packets_where_they_are_in_datagrams() {
+        let refused = PeerState::Unsendable(Obstacle::Errno(Errno::PERM.raw_os_error()));
+        for (port, forwards) in [(Some(8285), false), (Some(8472), false), (None, true)] {
+            let why = refused.why(HOST, port).unwrap();
+            assert!(why.contains("OUTPUT"), "{why}");
+            assert_eq!(why.contains("FORWARD"), forwards, "{why}");
+        }
     }
 }

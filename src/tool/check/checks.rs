@@ -46,7 +46,11 @@ pub(super) const CHECKS: &[Check] = &[
     ("conntrack-table", kernel::conntrack, "the table of connections is not full"),
     ("ipsec-policies", kernel::ipsec, "none takes what is sent to a peer in alarm"),
     ("way-to-peers", ways::to_peers, "this host's routes and rules lead to every peer"),
-    ("way-from-peers", ways::from_peers, "its source check, rp_filter, lets every peer in"),
+    (
+        "way-from-peers",
+        ways::from_peers,
+        "its source check, rules and routes let in every peer, and its pods",
+    ),
     ("address-conflicts", ways::addresses, "no other machine answers for an address"),
     ("neighbours", ways::neighbours, "no permanent entry of a peer in alarm is wrong"),
     ("egress-filters", ways::filters, "no tc filter of others takes what is sent"),

@@ -100,6 +100,8 @@ pub(super) struct PeerWay {
     pub(super) to_refused: Option<String>,
     /// The same for what comes from there, if that is by the external interface.
     pub(super) from_refused: Option<String>,
+    /// And for what its pods send to this host's: what a rule or a route refuses to forward.
+    pub(super) pods_refused: Option<String>,
     /// Whether weftd has an alarm about it.
     pub(super) is_alarming: bool,
 }

@@ -9,10 +9,11 @@ mod sockets;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statvfs};
+use rustix::io::Errno;
 
 use super::facts::{Directory, Facts, PeerWay, Resolved, SubnetFacts};
 use super::firewall::{self, Chain};
@@ -28,7 +29,9 @@ use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
 use crate::tool::ask::wait_for;
+use crate::tool::explain::first_pod;
 use crate::tool::refusal::{or_refused, why};
+use crate::tool::way_in::way_in;
 
 /// Peers whose ways are asked about: milliseconds.
 const WAYS_MAX: usize = 256;
@@ -100,10 +103,11 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
     let local = facts.tunnel_address().unwrap_or(lease.public_ip);
     let mut hosts = BTreeMap::new();
     for peer in &status.routes {
-        *hosts.entry(peer.via.host()).or_default() |= peer.state.is_alarming();
+        let (is_alarming, _) = hosts.entry(peer.via.host()).or_insert((false, peer.subnet));
+        *is_alarming |= peer.state.is_alarming();
     }
     let mut ways = Vec::new();
-    for (host, is_alarming) in hosts.into_iter().take(WAYS_MAX) {
+    for (host, (is_alarming, subnet)) in hosts.into_iter().take(WAYS_MAX) {
         let to = match facts.port() {
             Some(port) => {
                 let [from, to] = [local, host].map(|end| SocketAddrV4::new(end, port));
@@ -114,9 +118,25 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
         let from = netlink::path_of_forwarded(host, local, index, 0).await;
         let refused = |answer| Some(or_refused(answer).ok()?.err().map(|error| why(&error)));
         let (to_refused, from_refused) = (refused(to)?, refused(from)?);
-        ways.push(PeerWay { host, to_refused, from_refused, is_alarming });
+        let pods_refused = pods_refused(facts, host, subnet).await;
+        ways.push(PeerWay { host, to_refused, from_refused, pods_refused, is_alarming });
     }
     Some(ways)
+}
+
+/// Why the kernel does not forward what a pod in the `subnet` of `host` sends to one of this host,
+/// if a rule or a route of such a type says so; nothing where no interface leads to this host's
+/// pods.
+async fn pods_refused(facts: &Facts, host: Ipv4Addr, subnet: Prefix) -> Option<String> {
+    let [from, to] = [subnet, facts.lease()?.subnet].map(first_pod);
+    let device = facts.link(facts.comes_by()?)?.id.index;
+    or_refused(netlink::path_to(to).await).ok()?.ok()?;
+    let by = way_in(from, host, Some(device)).await.ok()??;
+    let path = netlink::path_of_forwarded(from, to, by, 0).await;
+    let error = or_refused(path).ok()?.err()?;
+    let is_told = matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::INVAL));
+    let query = format!("`ip route get {to} from {from} iif {}`", facts.link_name(by));
+    is_told.then(|| format!("{} ({query})", why(&error)))
 }
 
 async fn filters(facts: &Facts) -> Option<Vec<String>> {

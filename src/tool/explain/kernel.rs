@@ -11,6 +11,7 @@ use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::{Link, PathToHost};
 use crate::tool::ask::wait_for;
 use crate::tool::refusal::{or_refused, why};
+use crate::tool::way_in::way_in;
 
 /// The way that is asked about.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +41,8 @@ pub(super) struct Answers {
     pub(super) links: Vec<Link>,
     /// The route to the near pod.
     pub(super) near: Path,
+    /// The interface by which the packet comes, if there is one.
+    pub(super) comes_by: Option<u32>,
     /// That of the packet, by where it comes from; nothing if that is not known.
     pub(super) across: Option<Path>,
     /// The same with the marks by which routing rules go, of a packet that leaves.
@@ -59,8 +62,8 @@ async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
     let comes_by = match (&near, asked.is_outward) {
         (near, true) => near.as_ref().ok().map(|path| path.interface_index),
         (_, false) => {
-            let name = asked.comes_by();
-            links.iter().find(|link| link.id.name == name).map(|link| link.id.index)
+            let named = links.iter().find(|link| link.id.name == asked.comes_by());
+            way_in(asked.far, asked.host, named.map(|link| link.id.index)).await?
         }
     };
     let (mut across, mut outer, mut marked) = (None, None, Vec::new());
@@ -76,7 +79,7 @@ async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
     if let Some([from, to]) = asked.tunnel.filter(|_| asked.is_outward) {
         outer = Some(or_refused(netlink::path_of_datagram(from, to).await)?);
     }
-    Ok(Answers { links, near, across, marked, outer })
+    Ok(Answers { links, near, comes_by, across, marked, outer })
 }
 
 impl<'a> Asked<'a> {
@@ -84,7 +87,7 @@ impl<'a> Asked<'a> {
         if self.is_outward { (self.near, self.far) } else { (self.far, self.near) }
     }
 
-    /// By which interface what other hosts send comes in.
+    /// By which interface what other hosts send comes in, unless routes lead to them without it.
     fn comes_by(&self) -> &'a str {
         self.device.unwrap_or(self.interface)
     }
@@ -111,7 +114,7 @@ impl Answers {
             ));
         }
         let (from, to) = asked.ends();
-        let comes_by = if is_outward { pods_interface } else { asked.comes_by() };
+        let comes_by = self.comes_by.map_or_else(|| asked.comes_by(), |index| self.named(index));
         let query = format!("`ip route get {to} from {from} iif {comes_by}`");
         let across = self.across.as_ref();
         let across = across.ok_or_else(|| format!("there is no interface {comes_by}"))?;
@@ -159,7 +162,11 @@ impl Answers {
     }
 
     fn name(&self, path: &PathToHost) -> &str {
-        let is_its = |link: &&Link| link.id.index == path.interface_index;
+        self.named(path.interface_index)
+    }
+
+    fn named(&self, index: u32) -> &str {
+        let is_its = |link: &&Link| link.id.index == index;
         self.links.iter().find(is_its).map_or("?", |link| &link.id.name)
     }
 
@@ -170,7 +177,7 @@ impl Answers {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rustix::io::Errno;
 
     use super::*;
@@ -196,7 +203,7 @@ mod tests {
     }
 
     /// eth0, cni0 and flannel0 are 1, 2 and 3.
-    fn parting(asked: Asked<'_>, near: Path, across: Path, outer: Path) -> Option<String> {
+    pub(in crate::tool::explain) fn links() -> Vec<Link> {
         let link = |(index, name): (u32, &str)| Link {
             id: LinkId { index, name: name.to_owned() },
             mtu_bytes: 1500,
@@ -209,9 +216,19 @@ mod tests {
             veth_peer: None,
             alias: None,
         };
-        let links = [(1, "eth0"), (2, "cni0"), (3, "flannel0")].map(link).to_vec();
+        [(1, "eth0"), (2, "cni0"), (3, "flannel0")].map(link).to_vec()
+    }
+
+    fn parting(asked: Asked<'_>, near: Path, across: Path, outer: Path) -> Option<String> {
         let marked = vec![(7, across)];
-        let mut answers = Answers { links, near, across: None, marked, outer: Some(outer) };
+        let comes_by = if asked.is_outward {
+            near.as_ref().ok().map(|it| it.interface_index)
+        } else {
+            Some(3)
+        };
+        let outer = Some(outer);
+        let links = links();
+        let mut answers = Answers { links, near, comes_by, across: None, marked, outer };
         let by_mark = answers.parting_by_mark(&asked).filter(|_| asked.is_outward);
         answers.across = answers.marked.pop().map(|(_, path)| path);
         let parting = answers.agree(&asked).err();

@@ -169,7 +169,13 @@ fn well(kind: BackendKind) -> Facts {
     facts.process.is_daemon = true;
     facts.host = Some(Listing { links, addresses, routes });
     let host = Ipv4Addr::new(192, 0, 2, 2);
-    facts.ways = vec![PeerWay { host, to_refused: None, from_refused: None, is_alarming: false }];
+    facts.ways = vec![PeerWay {
+        host,
+        to_refused: None,
+        from_refused: None,
+        pods_refused: None,
+        is_alarming: false,
+    }];
     facts.sysctls = sysctls.map(|(name, value)| (name.to_owned(), value)).into();
     facts.udp_sockets = Some(vec![socket([192, 0, 2, 1], DAEMON)]);
     let (network, subnet) = (prefix("10.5.0.0/16"), prefix("10.5.1.0/24"));
@@ -447,6 +453,9 @@ const OF_THE_HOST: &[Wrong] = &[
     ("way-from-peers", Judged::Failed, "192.0.2.2: the source check", |it| {
         let from_refused = Some("the source check".to_owned());
         it.ways[0] = PeerWay { from_refused, is_alarming: true, ..it.ways[0].clone() };
+    }),
+    ("way-from-peers", Judged::Failed, "192.0.2.2: a rule", |it| {
+        it.ways[0].pods_refused = Some("a rule".to_owned());
     }),
     ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
         it.firewall = Some(parse_iptables("*filter\n:OUTPUT DROP [0:0]\n"));

@@ -11,9 +11,10 @@ pub(super) fn from_peers(facts: &Facts) -> Checked {
     judge(facts, from_refused, "are refused where they come in")
 }
 
-/// Of a peer that is well, packets come by another interface.
+/// Of a peer that is well, packets come by another interface; it may be well, and no pod there.
 fn from_refused(way: &PeerWay) -> Option<&str> {
-    way.from_refused.as_deref().filter(|_| way.is_alarming)
+    let own = way.from_refused.as_deref().filter(|_| way.is_alarming);
+    own.or(way.pods_refused.as_deref())
 }
 
 /// Those to which one of both ways is refused.
