@@ -21,6 +21,8 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter,
 };
 
+use crate::sys::schedule::{self, Class};
+
 pub(crate) use files::Writable;
 
 /// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
@@ -110,18 +112,19 @@ pub enum RightsError {
     Architecture(#[from] seccompiler::BackendError),
 }
 
-/// Leaves the calling thread, a worker that has its files, what moves packets; if it `leaves` real
-/// time now and then, also what it comes back by: the resource limit, or else the capability.
-pub(crate) fn keep_for_worker(leaves: bool) -> Result<(), RightsError> {
+/// Leaves the calling thread, a worker that has its files, what moves packets; if it changes how it
+/// is scheduled, also what real time takes: the resource limit, or else the capability.
+pub(crate) fn keep_for_worker(reschedules: bool) -> Result<(), RightsError> {
     // rustix finds the kernel's clock at its first reading, by calls that are not on the list.
     let _found = clock_gettime(ClockId::Monotonic);
-    let needs_capability = leaves && !may_have_real_time();
+    let has_real_time = schedule::class().is_ok_and(|class| class == Class::RealTime);
+    let needs_capability = has_real_time && !may_have_real_time();
     keep(if needs_capability { CapabilitySet::SYS_NICE } else { CapabilitySet::empty() })?;
     if cfg!(debug_assertions) {
         // The tests run such a build: a call that is missing from the list has to be seen.
-        limit(REFUSED_QUIETLY, leaves, SeccompAction::KillProcess)?;
+        limit(REFUSED_QUIETLY, reschedules, SeccompAction::KillProcess)?;
     }
-    limit(&[], leaves, SeccompAction::Errno(libc::EPERM as u32))
+    limit(&[], reschedules, SeccompAction::Errno(libc::EPERM as u32))
 }
 
 /// Whether this process may have real time without a capability; with another one it sees to that.
@@ -160,8 +163,12 @@ fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
 }
 
 /// Allows the calling thread, a worker, its system calls and `more`, and answers others with
-/// `refused`. One that `leaves` real time may change how itself is scheduled.
-fn limit(more: &[libc::c_long], leaves: bool, refused: SeccompAction) -> Result<(), RightsError> {
+/// `refused`. A thread that `reschedules` may do so with itself.
+fn limit(
+    more: &[libc::c_long],
+    reschedules: bool,
+    refused: SeccompAction,
+) -> Result<(), RightsError> {
     let mut rules = with_any_arguments(OF_WORKER.iter().chain(OF_OLD_ARCHITECTURE).chain(more));
     let is = |argument, value: libc::c_int| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u64)
@@ -169,7 +176,7 @@ fn limit(more: &[libc::c_long], leaves: bool, refused: SeccompAction) -> Result<
     // Whether datagrams may be fragmented changes with the paths.
     let fragments = vec![is(1, libc::IPPROTO_IP)?, is(2, libc::IP_MTU_DISCOVER)?];
     rules.insert(libc::SYS_setsockopt, vec![SeccompRule::new(fragments)?]);
-    if leaves {
+    if reschedules {
         let itself = vec![is(0, 0)?];
         rules.insert(libc::SYS_sched_setattr, vec![SeccompRule::new(itself)?]);
     }

@@ -1,4 +1,4 @@
-//! How soon a worker gets a processor that others keep busy: in real time as long as it sleeps most
+//! How soon a worker gets a processor that others keep busy: before them as long as it sleeps most
 //! of the time, and like any other thread as soon as it doesn't, so that a flood of packets takes
 //! no more from the host than a flood of anything else.
 
@@ -7,8 +7,9 @@ use std::io;
 use crate::sys::schedule::{Class, class, set_class};
 use crate::words::words;
 
-/// Of real time a worker may use a quarter, which a few hundred megabits take.
-const SHARE_DIVISOR: u64 = 4;
+/// Before others a worker may run for an eighth of the time: what thousands of packets a second
+/// take. Beside a flood a busy program keeps what a tunnel of the kernel leaves it.
+const SHARE_DIVISOR: u64 = 8;
 
 /// And so much in one go: twice what the longest batch takes on a slow processor, and a tick of the
 /// slowest kernels' scheduler.
@@ -26,7 +27,7 @@ words! {
     Priority {
         /// Before every ordinary thread, while it does not use much.
         RealTime = "real-time",
-        /// Before others who have had as much, because it runs briefly.
+        /// Before others who have had as much, because it runs briefly, while it does.
         ShortSlice = "short-slice",
         /// Like any other thread.
         Ordinary = "ordinary",
@@ -43,7 +44,7 @@ pub(super) fn settle(first: bool) -> (Priority, Option<io::Error>) {
     if refused.is_none() {
         return (Priority::RealTime, None);
     }
-    set_class(shortest(nice())).ok();
+    set_class(Class::Ordinary { nice: nice(), slice_ns: SLICE_NS }).ok();
     let has_slice = matches!(class(), Ok(Class::Ordinary { slice_ns: SLICE_NS, .. }));
     (if has_slice { Priority::ShortSlice } else { Priority::Ordinary }, refused)
 }
@@ -53,15 +54,13 @@ fn nice() -> i32 {
     rustix::process::getpriority_process(None).unwrap_or_default()
 }
 
-fn shortest(nice: i32) -> Class {
-    Class::Ordinary { nice, slice_ns: SLICE_NS }
-}
-
-/// How much of its real time a worker has left.
+/// For how long a worker may run before others.
 #[derive(Debug)]
 pub(super) struct Budget {
-    nice: i32,
-    is_real_time: bool,
+    /// As it is then, and otherwise.
+    first: Class,
+    ordinary: Class,
+    is_first: bool,
     left_ns: u64,
     /// When that was, and how long the thread had run.
     at_ns: u64,
@@ -71,13 +70,14 @@ pub(super) struct Budget {
 impl Budget {
     /// Of the calling thread, if it has any.
     pub(super) fn new(priority: Priority) -> Option<Self> {
-        (priority == Priority::RealTime).then(|| Self {
-            nice: nice(),
-            is_real_time: true,
-            left_ns: BURST_NS,
-            at_ns: 0,
-            ran_ns: 0,
-        })
+        let nice = nice();
+        let first = match priority {
+            Priority::RealTime => Class::RealTime,
+            Priority::ShortSlice => Class::Ordinary { nice, slice_ns: SLICE_NS },
+            Priority::Ordinary => return None,
+        };
+        let ordinary = Class::Ordinary { nice, slice_ns: 0 };
+        Some(Self { first, ordinary, is_first: true, left_ns: BURST_NS, at_ns: 0, ran_ns: 0 })
     }
 
     /// Whether it is time to tell how long the thread has run.
@@ -85,26 +85,24 @@ impl Budget {
         now_ns >= self.at_ns + LOOK_NS
     }
 
-    /// The thread has run for `ran_ns` until now. Says if it is to change between real time and
-    /// what others have.
+    /// The thread has run for `ran_ns` until now. Says if its class is to change.
     fn changes(&mut self, now_ns: u64, ran_ns: u64) -> bool {
         let earned_ns = now_ns.saturating_sub(self.at_ns) / SHARE_DIVISOR;
         let used_ns = ran_ns.saturating_sub(self.ran_ns);
         self.left_ns = (self.left_ns + earned_ns).saturating_sub(used_ns).min(BURST_NS);
         (self.at_ns, self.ran_ns) = (now_ns, ran_ns);
-        let is_due = if self.is_real_time { self.left_ns == 0 } else { self.left_ns == BURST_NS };
-        self.is_real_time ^= is_due;
+        let is_due = if self.is_first { self.left_ns == 0 } else { self.left_ns == BURST_NS };
+        self.is_first ^= is_due;
         is_due
     }
 
-    /// The same, carried out for the calling thread. False if it was refused: then there is no
-    /// real time any more.
+    /// The same, carried out for the calling thread. False if it was refused: then it stays what
+    /// it is.
     pub(super) fn look(&mut self, now_ns: u64, ran_ns: u64) -> bool {
         if !self.changes(now_ns, ran_ns) {
             return true;
         }
-        let wanted = if self.is_real_time { Class::RealTime } else { shortest(self.nice) };
-        set_class(wanted).is_ok()
+        set_class(if self.is_first { self.first } else { self.ordinary }).is_ok()
     }
 }
 
@@ -114,39 +112,38 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// The share of real time in two seconds of a worker that runs so much of each ten ms.
-    fn real_time_percent(ran_of_ten_ms: f64) -> u64 {
-        let mut budget =
-            Budget { nice: 0, is_real_time: true, left_ns: BURST_NS, at_ns: 0, ran_ns: 0 };
-        let mut real_time = 0;
+    /// The share of two seconds in which a worker is first that runs so much of each ten ms.
+    fn first_percent(ran_of_ten_ms: f64) -> u64 {
+        let mut budget = Budget::new(Priority::RealTime).unwrap();
+        let mut first = 0;
         for ms in 1..=2000 {
             let ran_ns = (ms as f64 / 10.0 * ran_of_ten_ms * MS as f64) as u64;
             assert!(budget.is_look_due(ms * MS));
             budget.changes(ms * MS, ran_ns);
-            real_time += u64::from(budget.is_real_time);
+            first += u64::from(budget.is_first);
         }
-        real_time / 20
+        first / 20
     }
 
     #[test]
-    fn who_sleeps_most_of_the_time_keeps_real_time() {
-        assert_eq!(real_time_percent(0.0), 100);
-        assert_eq!(real_time_percent(2.4), 100);
+    fn who_sleeps_most_of_the_time_stays_first() {
+        assert_eq!(first_percent(0.0), 100);
+        assert_eq!(first_percent(1.2), 100);
     }
 
     #[test]
     fn a_flood_takes_little_of_it() {
-        assert!(real_time_percent(10.0) <= 1, "others of the host starve");
-        let half = real_time_percent(5.0);
+        assert!(first_percent(10.0) <= 1, "others of the host starve");
+        let half = first_percent(5.0);
         assert!(half <= 2, "{half} %");
     }
 
     #[test]
     fn who_was_busy_gets_it_back() {
-        let mut budget = Budget { nice: 0, is_real_time: true, left_ns: 0, at_ns: 0, ran_ns: 0 };
-        assert!(budget.changes(MS, MS) && !budget.is_real_time);
-        assert!(!budget.changes(20 * MS, MS), "so soon after a flood");
-        assert!(budget.changes(50 * MS, MS) && budget.is_real_time, "pings wait for ever");
+        let mut budget = Budget::new(Priority::ShortSlice).unwrap();
+        assert!(budget.changes(20 * MS, 20 * MS) && !budget.is_first);
+        assert!(!budget.changes(60 * MS, 20 * MS), "so soon after a flood");
+        assert!(budget.changes(110 * MS, 20 * MS) && budget.is_first, "pings wait for ever");
     }
 
     #[test]
@@ -159,7 +156,9 @@ mod tests {
             let now = class().unwrap();
             match priority {
                 Priority::RealTime => assert_eq!(now, Class::RealTime),
-                Priority::ShortSlice => assert_eq!(now, shortest(nice())),
+                Priority::ShortSlice => {
+                    assert!(matches!(now, Class::Ordinary { slice_ns: SLICE_NS, .. }));
+                }
                 Priority::Ordinary => assert!(matches!(now, Class::Ordinary { .. })),
             }
         })
