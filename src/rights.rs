@@ -21,8 +21,6 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter,
 };
 
-use crate::sys::schedule::{self, Class};
-
 pub(crate) use files::Writable;
 
 /// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
@@ -112,13 +110,23 @@ pub enum RightsError {
     Architecture(#[from] seccompiler::BackendError),
 }
 
+/// Whether a worker changes how it is scheduled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reschedules {
+    /// It stays as it is.
+    Never,
+    /// As anybody may.
+    Freely,
+    /// It comes back to real time.
+    ToRealTime,
+}
+
 /// Leaves the calling thread, a worker that has its files, what moves packets; if it changes how it
 /// is scheduled, also what real time takes: the resource limit, or else the capability.
-pub(crate) fn keep_for_worker(reschedules: bool) -> Result<(), RightsError> {
+pub(crate) fn keep_for_worker(reschedules: Reschedules) -> Result<(), RightsError> {
     // rustix finds the kernel's clock at its first reading, by calls that are not on the list.
     let _found = clock_gettime(ClockId::Monotonic);
-    let has_real_time = schedule::class().is_ok_and(|class| class == Class::RealTime);
-    let needs_capability = has_real_time && !may_have_real_time();
+    let needs_capability = reschedules == Reschedules::ToRealTime && !may_have_real_time();
     keep(if needs_capability { CapabilitySet::SYS_NICE } else { CapabilitySet::empty() })?;
     if cfg!(debug_assertions) {
         // The tests run such a build: a call that is missing from the list has to be seen.
@@ -166,7 +174,7 @@ fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
 /// `refused`. A thread that `reschedules` may do so with itself.
 fn limit(
     more: &[libc::c_long],
-    reschedules: bool,
+    reschedules: Reschedules,
     refused: SeccompAction,
 ) -> Result<(), RightsError> {
     let mut rules = with_any_arguments(OF_WORKER.iter().chain(OF_OLD_ARCHITECTURE).chain(more));
@@ -176,7 +184,7 @@ fn limit(
     // Whether datagrams may be fragmented changes with the paths.
     let fragments = vec![is(1, libc::IPPROTO_IP)?, is(2, libc::IP_MTU_DISCOVER)?];
     rules.insert(libc::SYS_setsockopt, vec![SeccompRule::new(fragments)?]);
-    if reschedules {
+    if reschedules != Reschedules::Never {
         let itself = vec![is(0, 0)?];
         rules.insert(libc::SYS_sched_setattr, vec![SeccompRule::new(itself)?]);
     }
@@ -263,7 +271,7 @@ mod tests {
     fn a_thread_that_logs_still_writes() {
         let mut file = tempfile::tempfile().unwrap();
         std::thread::spawn(move || {
-            keep_for_worker(true).unwrap();
+            keep_for_worker(Reschedules::ToRealTime).unwrap();
             io::Write::write_all(&mut file, b"x").unwrap();
         })
         .join()
@@ -292,7 +300,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         std::thread::spawn(move || {
             keep(CapabilitySet::empty()).unwrap();
-            limit(&[], false, SeccompAction::Errno(libc::EPERM as u32)).unwrap();
+            limit(&[], Reschedules::Never, SeccompAction::Errno(libc::EPERM as u32)).unwrap();
             let is_refused = |error: io::Error| error.raw_os_error() == Some(libc::EPERM);
             assert!(File::open("/dev/null").is_err_and(is_refused));
             assert!(UdpSocket::bind("127.0.0.1:0").is_err_and(is_refused));

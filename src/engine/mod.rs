@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
-use crate::rights::{self, RightsError};
+use crate::rights::{self, Reschedules, RightsError};
 use crate::stats::WorkerStats;
 
 use self::mmsg::Mmsg;
@@ -175,7 +175,7 @@ fn run(
     let (priority, no_real_time) = priority::settle(config.comes_first);
     let budget = Budget::new(priority);
     // From here on this thread asks the kernel for nothing but to move packets.
-    let rights = rights::keep_for_worker(budget.is_some()).err();
+    let rights = rights::keep_for_worker(reschedules(priority)).err();
     // The owner waits for this, so it is there to be told.
     let running = Running { engine, fallback, processor, rights, priority, no_real_time };
     report.send(Ok(running)).unwrap_or_default();
@@ -183,6 +183,15 @@ fn run(
         Some(ring) => cycle::run(ring, ring::READ_BYTES, &config, budget, stop),
         None => cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, budget, stop),
     })
+}
+
+/// What a worker may change of how it is scheduled.
+fn reschedules(priority: Priority) -> Reschedules {
+    match priority {
+        Priority::RealTime => Reschedules::ToRealTime,
+        Priority::ShortSlice => Reschedules::Freely,
+        Priority::Ordinary => Reschedules::Never,
+    }
 }
 
 #[cfg(test)]
