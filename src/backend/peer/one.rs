@@ -20,8 +20,8 @@ pub(super) const IN_QUESTION: Duration = Duration::from_secs(60);
 /// Between two echoes to a peer that answers; up to a tenth less, so that they spread.
 const STEADY: Duration = Duration::from_secs(5);
 
-/// And between two echoes to any of them: 700 a second, half a megabit. More than 3,500 peers in use
-/// are each asked a little less often.
+/// And between two echoes to any of them: 700 a second, half a megabit. More than 3,500 peers in
+/// use are each asked a little less often.
 const SPACING: Duration = Duration::from_micros(1430);
 
 /// How long an answer is waited for: beyond a path by satellite. A later one still counts.
