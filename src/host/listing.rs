@@ -17,14 +17,23 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Lists now, with the routes into `networks`.
+    /// Lists now, with the routes into `networks`. Without any the table, which may be long, is not
+    /// read.
     pub async fn read(networks: &[Prefix]) -> Result<Self> {
+        if networks.is_empty() {
+            return Self::without_routes().await;
+        }
         Self::with_routes(|to| networks.iter().any(|network| network.covers(to))).await
     }
 
     /// Lists now, with the routes that are `wanted`.
     pub async fn with_routes(wanted: impl Fn(Prefix) -> bool) -> Result<Self> {
+        let host = Self::without_routes().await?;
+        Ok(Self { routes: routes::routes_to(wanted).await?, ..host })
+    }
+
+    async fn without_routes() -> Result<Self> {
         let (links, addresses) = (netlink::links().await?, netlink::addresses().await?);
-        Ok(Self { links, addresses, routes: routes::routes_to(wanted).await? })
+        Ok(Self { links, addresses, routes: Vec::new() })
     }
 }
