@@ -681,8 +681,8 @@ fn one_live_lease_of_several_is_enough() {
     }
 }
 
-/// So many peers in use, of which none answers; the states after a time.
-fn many_dead(count: u32, ms: u64) -> (usize, usize) {
+/// A machine that knows so many peers.
+fn many(count: u32) -> Machine {
     let mut machine = Machine::new(false, 1);
     let host = |number: u32| Ipv4Addr::from_bits(0xC000_0000 + number);
     let subnet = |number: u32| Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + number * 256), 24);
@@ -692,7 +692,12 @@ fn many_dead(count: u32, ms: u64) -> (usize, usize) {
     };
     let hosts = (0..count).map(|number| (host(number), vec![lease(number)]));
     machine.set_hosts(hosts.collect(), EXTERNAL);
-    let mut most = 0;
+    machine
+}
+
+/// So many peers in use, of which none answers; the states after a time.
+fn many_dead(count: u32, ms: u64) -> (usize, usize) {
+    let (mut machine, mut most) = (many(count), 0);
     let known = Instant::now();
     machine.look(|_, _| Sample { used: Use::Sent(0), received: 0 }, known);
     // Past the time that new ones are given.
@@ -721,14 +726,8 @@ fn of_many_dead_peers_some_are_known_in_time_and_all_in_the_end() {
 
 /// Echoes to each of so many live peers in 50 seconds.
 fn many_live(count: u32) -> f64 {
-    let mut machine = Machine::new(false, 1);
-    let host = |number: u32| Ipv4Addr::from_bits(0xC000_0000 + number);
-    let subnet = "10.5.1.0/24".parse().unwrap();
-    let lease = |number| vec![Reached { subnet, target: host(number), interface: EXTERNAL }];
-    let hosts = (0..count).map(|number| (host(number), lease(number)));
-    machine.set_hosts(hosts.collect(), EXTERNAL);
+    let (mut machine, mut asks) = (many(count), 0);
     let start = Instant::now();
-    let mut asks = 0;
     for tick in 0..300_u64 {
         let now = start + TICK * tick as u32;
         if tick.is_multiple_of(5) {
