@@ -95,7 +95,10 @@ fn six_thousand_nodes_load_fast_within_budget() {
         heartbeats * 100.0,
         changes * 100.0
     );
-    assert_eq!(peers(), Some(u64::from(NODES) - 1));
+    // One question may come while weftd has no processor to answer it.
+    wait_until(Duration::from_secs(10), "all Nodes are still peers", || {
+        peers() == Some(u64::from(NODES) - 1)
+    });
     assert!(first_sync <= FIRST_SYNC_MAX, "the first sync took {first_sync:?}");
     assert!(peak <= RSS_BYTES_MAX, "{} KiB of memory", peak / 1024);
     let bound = CPU_SHARE_MAX * DEBUG_FACTOR;

@@ -249,8 +249,12 @@ impl Site {
                 self.leases[host],
                 "host {host} changed its subnet"
             );
-            let status = Status::of(&self.dir(host)).0;
-            assert_eq!(status["store"]["up"], true, "the store does not count as up: {status}");
+            let dir = self.dir(host);
+            // A member that was cut off a moment ago is asked again after a pause.
+            wait_until(RECONNECT, &format!("the store counts as up on host {host}"), || {
+                Status::try_of(&dir).is_some_and(|status| status.0["store"]["up"] == true)
+            });
+            let status = Status::of(&dir).0;
             assert_eq!(status["ready"], true, "the node is not ready: {status}");
             let others = status["store"]["written_by_others"].as_u64();
             let is_written = others.is_some_and(|times| times > 0);
