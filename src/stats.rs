@@ -13,7 +13,7 @@ mod samples;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{self, AtomicU64, Ordering};
 
-pub use by_peer::{ByPeer, PEERS_COUNTED_MAX, PeerTraffic};
+pub use by_peer::{ByPeer, PACKET_OVERHEAD, PEERS_COUNTED_MAX, PeerTraffic, spread};
 pub use last_turn::LastTurn;
 pub use long_sends::{LONG_BYTES, LongSends};
 pub use samples::{DroppedPacket, SAMPLE_BYTES_MAX, Sample, Samples};
@@ -176,6 +176,11 @@ drop_reasons! {
     /// Look at: `ip neighbour`: hosts of the same link that are down and still sent to (`FAILED`,
     /// `INCOMPLETE`); else the external interface, which is slower than the load
     SendUnanswered = "tx-unanswered",
+    /// The peer's host leaves ARP requests and echoes unanswered: what is sent to it would only
+    /// fill the socket's send buffer. It is asked once a second for as long as pods send.
+    /// Look at: the peer's host, which is down or off this link: `ip neighbour` has its address as
+    /// `FAILED` or `INCOMPLETE`
+    SendUnresolved = "tx-unresolved",
     /// The kernel forbade the send: a firewall rule, a route or an IPsec policy.
     /// Look at: `ip route get` the peer's public address, which shows a route of type prohibit; if
     /// that is well, this host's OUTPUT rules for the tunnel's UDP port, and `ip xfrm policy`

@@ -12,6 +12,7 @@ mod prober;
 mod team;
 mod tun_device;
 mod tunnel;
+mod unresolved;
 
 use std::convert::Infallible;
 use std::sync::Arc;

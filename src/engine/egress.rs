@@ -1,6 +1,7 @@
 //! Egress, from the TUN device to the network: has a batch of reads decided and planned, and sends
 //! the plan.
 
+use std::cell::RefCell;
 use std::io::IoSlice;
 use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
@@ -14,10 +15,10 @@ use crate::stats::{DropReason, DroppedPacket, LONG_BYTES};
 use crate::sys::udp::{Datagrams, SendBatch};
 
 use super::contain::{Half, Progress};
-use super::errno::HELD_BACK;
 use super::idle::Moved;
 use super::io::{Io, Reads};
-use super::outcome::{Outcome, carry_out};
+use super::outcome::{Outcome, Unsent, carry_out};
+use super::withheld::Withheld;
 use super::worker::{WorkerConfig, WorkerEnd};
 
 /// Room for the headers that cutting makes: 1,260 of TCP's usual 52 bytes. A batch of full
@@ -30,10 +31,6 @@ const HEADERS_BYTES: usize = 64 << 10;
 /// and the kernel drops what does not fit there. Receiving goes on.
 const ROOM_WAIT_NS: u64 = 2_000_000;
 
-/// Of the messages that are held back, one of so many goes nevertheless: a peer that is sent to
-/// without ever answering is not shut off by others' congestion.
-const HELD_BACK_PERIOD: u64 = 256;
-
 pub(super) struct EgressHalf {
     pub(super) reads: Reads,
     egress: Egress,
@@ -44,8 +41,7 @@ pub(super) struct EgressHalf {
     /// Until when packets of the last batch wait for room in the send buffer, if they do: there is
     /// no place to read another one. Once that is past, they are sent in the next turn, or dropped.
     pub(super) waits_until_ns: Option<u64>,
-    /// Messages that were held back because they may be for nobody.
-    held_back: u64,
+    withheld: Withheld,
     progress: Progress,
 }
 
@@ -106,7 +102,7 @@ impl EgressHalf {
             singles: SendBatch::new(SEGMENTS_MAX, SPANS_PER_MESSAGE),
             settled: 0,
             waits_until_ns: None,
-            held_back: 0,
+            withheld: Withheld::new(config),
             progress: Progress::default(),
         }
     }
@@ -140,35 +136,32 @@ impl EgressHalf {
 
     /// Sends what is left of the plan; returns whether that was all of it.
     fn send_plan(&mut self, config: &WorkerConfig, context: &Context<'_>) -> bool {
-        let Self { reads, egress, batch, singles, settled, waits_until_ns, held_back, .. } = self;
+        let Self { reads, egress, batch, singles, settled, waits_until_ns, withheld, .. } = self;
         let (arena, plan) = (&reads.arena, &egress.plan);
         let messages = plan.messages();
-        let (mut refusing, mut is_roomy) = (None, None);
+        let mut refusing = None;
+        withheld.begin_plan();
+        // The send of a message and what becomes of it both learn from the kernel's answers.
+        let withheld = RefCell::new(withheld);
         *settled = carry_out(
             *settled..messages.len(),
             |index| messages[index].segments > 1,
             |first| {
-                let goes = |(_, message): &(usize, &Message)| {
-                    if !is_unanswered(config, context, message) {
-                        return true;
-                    }
-                    let is_roomy = *is_roomy.get_or_insert_with(|| config.socket.is_roomy());
-                    *held_back += u64::from(!is_roomy);
-                    is_roomy || *held_back % HELD_BACK_PERIOD == 0
-                };
-                let mut left = (first..)
-                    .zip(&messages[first..])
-                    .take_while(goes)
-                    .map(|(index, message)| Datagrams {
-                        destination: message.destination,
-                        segment_bytes: (message.segments > 1).then_some(message.segment_bytes),
-                        spans: plan.spans(index),
-                    })
-                    .peekable();
-                if left.peek().is_none() {
-                    return Err(HELD_BACK.into());
+                let mut withheld = withheld.borrow_mut();
+                let mut why = |index: usize| withheld.reason(config, context, &messages[index]);
+                if let Some(reason) = why(first) {
+                    return Err(Unsent::Withheld(reason));
                 }
-                batch.send(config.socket.as_fd(), arena, left)
+                let end = (first + 1..messages.len()).find(|index| why(*index).is_some());
+                let left = (first..end.unwrap_or(messages.len())).map(|index| {
+                    let Message { destination, segments, segment_bytes, .. } = messages[index];
+                    let segment_bytes = (segments > 1).then_some(segment_bytes);
+                    Datagrams { destination, segment_bytes, spans: plan.spans(index) }
+                });
+                let sent = batch.send(config.socket.as_fd(), arena, left);
+                withheld.learn(&messages[first..], &sent, context.now_ns);
+                withheld.learn(&messages[first..], &sent, context.now_ns);
+                sent.map_err(Unsent::Refused)
             },
             || context.now_ns < *waits_until_ns.get_or_insert(context.now_ns + ROOM_WAIT_NS),
             |range, outcome| match outcome {
@@ -182,7 +175,12 @@ impl EgressHalf {
                 Outcome::Refused => {
                     let message = &messages[range.start];
                     config.socket.set_fragmenting(true);
-                    let sent = send_one_by_one(config, context, arena, plan, range.start, singles);
+                    let (sent, refusal) =
+                        send_one_by_one(config, context, arena, plan, range.start, singles);
+                    if let Some(reason) = refusal.filter(|_| sent == 0) {
+                        let mut withheld = withheld.borrow_mut();
+                        withheld.refused.note(*message.destination.ip(), reason, context.now_ns);
+                    }
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);
                         // What refuses single datagrams as well has nothing against GSO.
@@ -218,19 +216,6 @@ impl EgressHalf {
     }
 }
 
-/// Whether `message` may be for nobody. What waits for a neighbour that does not answer takes up
-/// the send buffer for seconds, and enough of such hosts would leave the others none.
-fn is_unanswered(config: &WorkerConfig, context: &Context<'_>, message: &Message) -> bool {
-    let Message { destination, segments, bytes, .. } = *message;
-    let heard = || config.team.iter().map(|worker| worker.by_peer.get(*destination.ip()));
-    config.stats.by_peer.is_unanswered(
-        *destination.ip(),
-        (segments.into(), bytes.into()),
-        context.now_ns,
-        || heard().map(|traffic| traffic.packets_received).sum(),
-    )
-}
-
 /// Counts message `index` for the peer that it went to, and marks the peer if its datagrams are
 /// long. A message that begins with this host's own answer to an echo marks nobody, and one that is
 /// nothing else counts for nobody: a peer that asks whether we are there, or how wide its path is,
@@ -260,8 +245,8 @@ fn dropped<'a>(
 }
 
 /// Sends the datagrams of refused message `index`, the same bytes, each on its own; returns how
-/// many went. None waits for room: that a message is refused in its form while the buffer is full
-/// is rare.
+/// many went, and why the last of those that did not. None waits for room: that a message is
+/// refused in its form while the buffer is full is rare.
 fn send_one_by_one(
     config: &WorkerConfig,
     context: &Context<'_>,
@@ -269,16 +254,17 @@ fn send_one_by_one(
     plan: &SendPlan,
     index: usize,
     singles: &mut SendBatch,
-) -> usize {
+) -> (usize, Option<DropReason>) {
     let Message { destination, segments, .. } = plan.messages()[index];
-    let (stats, mut sent) = (&config.stats, 0);
+    let (stats, mut sent, mut refusal) = (&config.stats, 0, None);
     let datagrams = |first| plan.datagrams(index).skip(first);
     carry_out(
         0..usize::from(segments),
         |_| false,
         |first| {
             let single = |spans| Datagrams { destination, segment_bytes: None, spans };
-            singles.send(config.socket.as_fd(), arena, datagrams(first).map(single))
+            let sent = singles.send(config.socket.as_fd(), arena, datagrams(first).map(single));
+            sent.map_err(Unsent::Refused)
         },
         || false,
         |range, outcome| {
@@ -295,12 +281,13 @@ fn send_one_by_one(
                 Outcome::Refused => DropReason::SendFailed,
                 Outcome::Dropped(reason) => reason,
             };
+            refusal = Some(reason);
             let spans = datagrams(range.start).next().unwrap_or_default();
             let dropped = dropped(context, destination, arena, &spans);
             stats.drop_send(destination, reason, 1, dropped);
         },
     );
-    sent
+    (sent, refusal)
 }
 
 fn count_sent(config: &WorkerConfig, writes: u64, packets: u64, bytes: u64) {

@@ -23,9 +23,6 @@ pub(super) enum SendError {
     Drop(DropReason),
 }
 
-/// Of a send that was not tried, because it may be for nobody; the kernel says so of none.
-pub(super) const HELD_BACK: Errno = Errno::TIMEDOUT;
-
 /// Reads the errno of a send. `is_batch` says whether more than one datagram was in it.
 ///
 /// EIO: the route has no transmit checksum, or is transformed (net/ipv4/udp.c,
@@ -37,7 +34,6 @@ pub(super) fn classify_send_error(error: &io::Error, is_batch: bool) -> SendErro
         Some(Errno::MSGSIZE) => SendError::Form,
         Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => SendError::BufferFull,
         Some(Errno::CONNREFUSED | Errno::INTR) => SendError::Stale,
-        Some(HELD_BACK) => SendError::Drop(DropReason::SendUnanswered),
         Some(Errno::PERM | Errno::ACCESS) => SendError::Drop(DropReason::SendForbidden),
         Some(
             Errno::NETUNREACH

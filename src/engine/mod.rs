@@ -16,8 +16,10 @@ mod lanes;
 mod mmsg;
 mod outcome;
 mod priority;
+mod refused;
 mod ring;
 mod wake;
+mod withheld;
 mod worker;
 
 use std::num::NonZeroU64;

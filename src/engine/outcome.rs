@@ -23,16 +23,25 @@ pub(super) enum Outcome {
     Dropped(DropReason),
 }
 
+/// Why the first of several messages did not go.
+#[derive(Debug)]
+pub(super) enum Unsent {
+    /// The kernel was asked, and said so.
+    Refused(io::Error),
+    /// It was not asked: known to be in vain, or too dear.
+    Withheld(DropReason),
+}
+
 /// Sends `messages`; returns the first that is left for later, or the end of the range.
 ///
-/// `send(first)` offers all from `first` on and returns how many went, or the first one's error.
+/// `send(first)` offers all from `first` on and returns how many went, or why the first did not.
 /// `is_batch` tells whether a message can be taken apart. `may_wait` is asked when the send buffer
 /// is full: whether the rest is left for later, or dropped. `outcome` is told of every other
 /// message exactly once, in order.
 pub(super) fn carry_out(
     messages: Range<usize>,
     is_batch: impl Fn(usize) -> bool,
-    mut send: impl FnMut(usize) -> io::Result<usize>,
+    mut send: impl FnMut(usize) -> Result<usize, Unsent>,
     mut may_wait: impl FnMut() -> bool,
     mut outcome: impl FnMut(Range<usize>, Outcome),
 ) -> usize {
@@ -42,7 +51,8 @@ pub(super) fn carry_out(
             // A kernel that takes nothing and reports nothing would hold us here for ever.
             Ok(0) => (1, Outcome::Dropped(DropReason::SendFailed)),
             Ok(sent) => (sent, Outcome::Sent),
-            Err(error) => match classify_send_error(&error, is_batch(first)) {
+            Err(Unsent::Withheld(reason)) => (1, Outcome::Dropped(reason)),
+            Err(Unsent::Refused(error)) => match classify_send_error(&error, is_batch(first)) {
                 SendError::BufferFull if may_wait() => break,
                 SendError::BufferFull => (1, Outcome::Dropped(DropReason::SendBufferFull)),
                 SendError::Stale if stale_retries < STALE_RETRIES_MAX => {
@@ -84,7 +94,7 @@ mod tests {
             |index| batches.contains(&index),
             |first| {
                 let answer = script.pop_front().unwrap_or(Ok(count - first));
-                answer.map_err(io::Error::from)
+                answer.map_err(|errno| Unsent::Refused(errno.into()))
             },
             || may_wait,
             |range, what| outcomes.push((range, what)),

@@ -3,7 +3,9 @@
 mod prefix;
 mod publish;
 mod table;
+mod unresolved;
 
 pub use prefix::{Prefix, PrefixError};
-pub use publish::Published;
+pub use publish::{Published, Reader};
 pub use table::{Peer, Table};
+pub use unresolved::Unresolved;

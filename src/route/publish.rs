@@ -1,38 +1,54 @@
-//! The route table in force: replaced whole by the control plane, read by the workers without a
-//! lock. Holds the current table only; what it contains is decided elsewhere.
+//! The route table in force, and which of its peers can't be reached: each replaced whole by the
+//! control plane, read by the workers without a lock. What they contain is decided elsewhere.
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 
-use crate::route::Table;
+use crate::route::{Table, Unresolved};
+
+/// One worker's view of something published: a load costs one comparison while nothing changes.
+/// Load once per batch; an idle reader keeps what it loaded last alive.
+pub type Reader<T> = Cache<Arc<ArcSwap<T>>, Arc<T>>;
 
 /// The place where the table in force is published. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Published(Arc<ArcSwap<Table>>);
+pub struct Published {
+    table: Arc<ArcSwap<Table>>,
+    unresolved: Arc<ArcSwap<Unresolved>>,
+}
 
 impl Published {
-    /// Publishes a first table.
+    /// Publishes a first table, of which all peers may be reached.
     pub fn new(table: Table) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(table)))
+        Self { table: Arc::new(ArcSwap::from_pointee(table)), unresolved: Arc::default() }
     }
 
     /// Replaces the table. Readers see it at their next load; the old one is freed when the last
     /// of them has moved on.
     pub fn publish(&self, table: Table) {
-        self.0.store(Arc::new(table));
+        self.table.store(Arc::new(table));
     }
 
     /// The table in force. For the control plane; a worker uses [`Published::reader`].
     pub fn load(&self) -> Arc<Table> {
-        self.0.load_full()
+        self.table.load_full()
     }
 
-    /// One worker's view of the published table: a load costs one comparison while nothing changes.
-    /// Load once per batch; an idle reader keeps its last table alive.
-    pub fn reader(&self) -> Cache<Arc<ArcSwap<Table>>, Arc<Table>> {
-        Cache::new(Arc::clone(&self.0))
+    /// One worker's view of the table.
+    pub fn reader(&self) -> Reader<Table> {
+        Cache::new(Arc::clone(&self.table))
+    }
+
+    /// These hosts can't be reached from now on, and no others.
+    pub fn publish_unresolved(&self, unresolved: Unresolved) {
+        self.unresolved.store(Arc::new(unresolved));
+    }
+
+    /// One worker's view of the hosts that can't be reached.
+    pub fn unresolved(&self) -> Reader<Unresolved> {
+        Cache::new(Arc::clone(&self.unresolved))
     }
 }
 

@@ -18,6 +18,13 @@ const PLACES_TRIED_MAX: usize = 64;
 /// are between the peers' addresses (Knuth, The Art of Computer Programming, volume 3, 6.4).
 const SPREAD: u32 = 0x9e37_79b1;
 
+/// Which of `places`, a power of two, a host is looked for in first.
+#[inline]
+pub fn spread(host: Ipv4Addr, places: usize) -> usize {
+    debug_assert!(places.is_power_of_two() && places > 1);
+    (host.to_bits().wrapping_mul(SPREAD) >> (u32::BITS - places.ilog2())) as usize
+}
+
 /// A place that no peer has: no host's address.
 const FREE: u32 = 0;
 
@@ -29,7 +36,7 @@ const HEARD_MS: u32 = 200;
 const UNANSWERED_MAX: u64 = 16 << 10;
 
 /// What a packet takes up in a send buffer beside its bytes: the kernel's record of it.
-const PACKET_OVERHEAD: u64 = 768;
+pub const PACKET_OVERHEAD: u64 = 768;
 
 /// The packets to and from one peer, as pods see them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -186,8 +193,7 @@ impl ByPeer {
     /// Where `peer` may have its place, the likeliest first.
     #[inline]
     fn tried(&self, peer: Ipv4Addr) -> impl Iterator<Item = &Place> {
-        let spread = peer.to_bits().wrapping_mul(SPREAD);
-        let first = (spread >> (u32::BITS - PEERS_COUNTED_MAX.ilog2())) as usize;
+        let first = spread(peer, PEERS_COUNTED_MAX);
         let places = (first..first + PLACES_TRIED_MAX).map(|at| at % PEERS_COUNTED_MAX);
         places.filter_map(|at| self.places.get(at))
     }

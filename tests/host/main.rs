@@ -3,6 +3,7 @@
 #![allow(clippy::duplicate_mod, reason = "a suite runs once for each engine")]
 
 mod address_changes;
+mod dead_hosts;
 mod engine_errno;
 mod engine_io_uring;
 mod engine_mmsg;

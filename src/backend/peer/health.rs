@@ -1,7 +1,7 @@
 //! Asks the peers of one backend how they are, and publishes it: carries out what `machine`
 //! decides, and tells it what came.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -178,6 +178,11 @@ impl Health {
         self.next_tick = now + machine.until_tick(now).unwrap_or(LONG);
         asks.retain(|ask| ask.asks_host);
         asks
+    }
+
+    /// The peers in use that left an echo unanswered.
+    pub(in crate::backend) fn in_question(&self, now: Instant) -> BTreeSet<Ipv4Addr> {
+        self.machine.in_question(now).map(|(host, _)| host).collect()
     }
 
     /// This host can't send to that one.

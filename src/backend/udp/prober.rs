@@ -19,6 +19,7 @@ use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
 use super::team::Seat;
+use super::unresolved::Unresolved;
 
 /// How often the workers' marks are looked at while some peer is in use, and while none is: a
 /// look costs little, but an idle host is not to be woken often. With a second, a path that was
@@ -50,6 +51,7 @@ pub(super) struct Prober {
     sequence: u16,
     open: HashSet<u16>,
     own: Ipv4Addr,
+    unresolved: Unresolved,
     /// The subnets behind narrow paths and what each path carries.
     pub(super) limits: BTreeMap<Prefix, u16>,
     /// The peers whose paths can't be measured, and each change of them.
@@ -74,6 +76,7 @@ impl Prober {
             unmeasured: watch::Sender::new(unmeasured),
             taken,
             own,
+            unresolved: Unresolved::default(),
             limits: BTreeMap::new(),
         }
     }
@@ -108,6 +111,8 @@ impl Prober {
                 let unknown = self.paths.unknown(Instant::now()).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
             }
+            let suspects = self.health.in_question(Instant::now());
+            self.unresolved.look(suspects, seats[0].socket.address, interfaces[1], routes).await;
             let limits = self.limits_of_subnets(&routes.load());
             if limits != self.limits {
                 self.limits = limits;
@@ -118,7 +123,10 @@ impl Prober {
                 Some(due) => due.duration_since(now).clamp(ROUND_MIN, LOOK),
                 None => LOOK_IDLE,
             };
-            self.health.pause(pause).await;
+            tokio::select! {
+                () = self.health.pause(pause) => {}
+                () = self.unresolved.changed() => {}
+            }
         }
     }
 

@@ -22,6 +22,10 @@ use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
 /// States in which the kernel sends to the hardware address that it has (NUD_VALID).
 const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
+/// That have none yet, and of which it gave up to get one (NUD_INCOMPLETE and NUD_FAILED).
+const ASKED: u16 = 0x01;
+const GIVEN_UP: u16 = 0x20;
+
 /// Whose hardware address was confirmed of late (NUD_REACHABLE), and those of which the kernel
 /// never asks for it (NUD_NOARP and NUD_PERMANENT).
 const REACHABLE: u16 = 0x02;
@@ -53,6 +57,17 @@ pub async fn hardware_addresses(index: u32) -> Result<BTreeMap<Ipv4Addr, MacAddr
     let listed = list_entries(index, EntryTable::Neighbours).await?;
     let valid = listed.iter().filter(|it| u16::from(it.header.state) & VALID != 0);
     Ok(valid.filter_map(addresses).filter(|(_, mac)| mac.is_host()).collect())
+}
+
+/// The neighbours of the link numbered `index` that the kernel asks for their hardware address, and
+/// those that did not answer: of these `true` says that it has given up until the next packet.
+pub async fn unresolved(index: u32) -> Result<BTreeMap<Ipv4Addr, bool>> {
+    let unresolved = |message: &NeighbourMessage| {
+        let state = u16::from(message.header.state);
+        (state & (ASKED | GIVEN_UP) != 0).then_some((destination(message)?, state & GIVEN_UP != 0))
+    };
+    let listed = list_entries(index, EntryTable::Neighbours).await?;
+    Ok(listed.iter().filter_map(unresolved).collect())
 }
 
 /// When the kernel last sent to each address of a table of the link numbered `index`, as ages;

@@ -1,0 +1,141 @@
+//! Peers to which the kernel refuses to send: each refusal costs a system call, so that a flood to
+//! such a peer would take a worker from the others. Pure, over the caller's clock.
+
+use std::net::Ipv4Addr;
+
+use crate::stats::{DropReason, spread};
+
+/// Refusals in a row, so that what a firewall drops here and there changes nothing.
+const IN_A_ROW_MIN: u32 = 16;
+
+/// How long a peer is not tried then: a thousand tries a second are some thousandth of a processor,
+/// and a peer that can be sent to again waits no longer than it takes to notice.
+const PAUSE_NS: u64 = 1_000_000;
+
+/// Peers that are remembered, 8 KiB. Two that share a place are both tried each time, no more.
+const PLACES: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Refused {
+    places: Box<[Place]>,
+    /// Places in which somebody was refused and has not been sent to since.
+    active: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    host: Ipv4Addr,
+    in_a_row: u32,
+    reason: DropReason,
+    until_ns: u64,
+}
+
+/// A place that nobody has.
+const FREE: Place =
+    Place { host: Ipv4Addr::UNSPECIFIED, in_a_row: 0, reason: DropReason::SendFailed, until_ns: 0 };
+
+impl Default for Refused {
+    fn default() -> Self {
+        Self { places: vec![FREE; PLACES].into_boxed_slice(), active: 0 }
+    }
+}
+
+impl Refused {
+    /// Why `host` is not to be tried now, if it is not.
+    #[inline]
+    pub(super) fn reason(&self, host: Ipv4Addr, now_ns: u64) -> Option<DropReason> {
+        if self.active == 0 {
+            return None;
+        }
+        let place = self.places.get(spread(host, PLACES))?;
+        let is_refused = place.host == host && now_ns < place.until_ns;
+        is_refused.then_some(place.reason)
+    }
+
+    /// The kernel refused to send to `host`. A full buffer is no refusal.
+    pub(super) fn note(&mut self, host: Ipv4Addr, reason: DropReason, now_ns: u64) {
+        let is_refusal = matches!(
+            reason,
+            DropReason::SendForbidden | DropReason::SendUnreachable | DropReason::SendFailed
+        );
+        let Some(place) = self.places.get_mut(spread(host, PLACES)).filter(|_| is_refusal) else {
+            return;
+        };
+        self.active += usize::from(place.in_a_row == 0);
+        if place.host != host {
+            *place = Place { host, ..FREE };
+        }
+        (place.reason, place.in_a_row) = (reason, place.in_a_row.saturating_add(1));
+        if place.in_a_row >= IN_A_ROW_MIN {
+            place.until_ns = now_ns + PAUSE_NS;
+        }
+    }
+
+    /// Something went to `host`.
+    #[inline]
+    pub(super) fn went(&mut self, host: Ipv4Addr) {
+        if self.active > 0
+            && let Some(place) = self.places.get_mut(spread(host, PLACES))
+            && place.host == host
+        {
+            self.active -= usize::from(place.in_a_row > 0);
+            *place = FREE;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+    #[test]
+    fn who_is_refused_all_the_time_is_tried_now_and_then() {
+        let mut refused = Refused::default();
+        let (mut tries, reason) = (0, DropReason::SendForbidden);
+        for now_ns in (0..1_000_000_000).step_by(1000) {
+            match refused.reason(HOST, now_ns) {
+                Some(told) => assert_eq!(told, reason, "another reason than the kernel's"),
+                None => {
+                    refused.note(HOST, reason, now_ns);
+                    tries += 1;
+                }
+            }
+        }
+        assert!((900..1100).contains(&tries), "{tries} tries of 1,000,000 packets in a second");
+        let other = Ipv4Addr::new(192, 0, 2, 2);
+        assert_eq!(refused.reason(other, 0), None, "one refused peer costs another its packets");
+        refused.went(HOST);
+        assert_eq!((refused.reason(HOST, 0), refused.active), (None, 0), "it can be sent to again");
+    }
+
+    #[test]
+    fn who_loses_some_packets_loses_no_others() {
+        let mut refused = Refused::default();
+        for packet in 0..100_000 {
+            assert_eq!(refused.reason(HOST, packet), None);
+            match packet % 10 {
+                0 => refused.went(HOST),
+                _ => refused.note(HOST, DropReason::SendForbidden, packet),
+            }
+        }
+        for _ in 0..100 {
+            refused.note(HOST, DropReason::SendBufferFull, 0);
+        }
+        assert_eq!(refused.reason(HOST, 0), None, "a full buffer is nobody's own");
+    }
+
+    #[test]
+    fn peers_that_share_a_place_are_all_tried() {
+        let mut refused = Refused::default();
+        let all: Vec<_> = (0..10 * PLACES as u32).map(Ipv4Addr::from_bits).collect();
+        for _ in 0..IN_A_ROW_MIN {
+            all.iter().for_each(|host| refused.note(*host, DropReason::SendFailed, 0));
+        }
+        assert!(refused.active <= PLACES);
+        assert!(all.iter().all(|host| refused.reason(*host, 0).is_none()));
+        all.iter().for_each(|host| refused.went(*host));
+        assert_eq!(refused.active, 0);
+    }
+}

@@ -1,0 +1,145 @@
+//! Messages that a worker does not even try to send: to peers whose hosts are down, to which the
+//! kernel refuses to send, or which may be there for nobody while the send buffer is short.
+
+use std::io;
+
+use crate::forward::Context;
+use crate::offload::Message;
+use crate::route::{Reader, Unresolved};
+use crate::stats::{DropReason, PACKET_OVERHEAD};
+
+use super::errno::{SendError, classify_send_error};
+use super::refused::Refused;
+use super::worker::WorkerConfig;
+
+/// Of the messages that are held back, so much goes nevertheless, as it counts in the send buffer:
+/// a peer that is sent to without ever answering is not shut off by others' congestion. In the four
+/// seconds until a host that is down is known to be, that is an eighth of the send buffer.
+const TRICKLE_BYTES_PER_SECOND: u64 = 256 << 10;
+
+/// What may have gathered of it: a message of the largest size.
+const TRICKLE_BYTES_MAX: u64 = 128 << 10;
+
+pub(super) struct Withheld {
+    unresolved: Reader<Unresolved>,
+    pub(super) refused: Refused,
+    /// Whether the send buffer has room, once somebody has asked this turn.
+    is_roomy: Option<bool>,
+    trickle: Trickle,
+}
+
+impl Withheld {
+    pub(super) fn new(config: &WorkerConfig) -> Self {
+        let unresolved = config.routes.unresolved();
+        Self {
+            unresolved,
+            refused: Refused::default(),
+            is_roomy: None,
+            trickle: Trickle::default(),
+        }
+    }
+
+    /// What is known of the send buffer is no longer true.
+    pub(super) fn begin_plan(&mut self) {
+        self.is_roomy = None;
+    }
+
+    /// Why `message` is not to be tried now, if it is not.
+    #[inline]
+    pub(super) fn reason(
+        &mut self,
+        config: &WorkerConfig,
+        context: &Context<'_>,
+        message: &Message,
+    ) -> Option<DropReason> {
+        let host = *message.destination.ip();
+        if self.unresolved.load().contains(host) {
+            return Some(DropReason::SendUnresolved);
+        }
+        if let Some(reason) = self.refused.reason(host, context.now_ns) {
+            return Some(reason);
+        }
+        if !is_unanswered(config, context, message) {
+            return None;
+        }
+        let is_roomy = *self.is_roomy.get_or_insert_with(|| config.socket.is_roomy());
+        let goes = is_roomy || self.trickle.takes(in_buffer(message), context.now_ns);
+        (!goes).then_some(DropReason::SendUnanswered)
+    }
+
+    /// What came of offering `messages` to the kernel: how many it took, or what it said to the
+    /// first.
+    pub(super) fn learn(&mut self, messages: &[Message], sent: &io::Result<usize>, now_ns: u64) {
+        match (sent, messages.first()) {
+            (Ok(count), _) => {
+                let went = messages.iter().take(*count);
+                went.for_each(|message| self.refused.went(*message.destination.ip()));
+            }
+            // A batch that is refused in its form is sent in another one first.
+            (Err(error), Some(Message { destination, segments, .. })) => {
+                if let SendError::Drop(reason) = classify_send_error(error, *segments > 1) {
+                    self.refused.note(*destination.ip(), reason, now_ns);
+                }
+            }
+            (Err(_), None) => {}
+        }
+    }
+}
+
+/// A token bucket.
+#[derive(Debug, Default)]
+struct Trickle {
+    bytes: u64,
+    at_ns: u64,
+}
+
+impl Trickle {
+    fn takes(&mut self, bytes: u64, now_ns: u64) -> bool {
+        // Of more than a second nothing is left over.
+        let since_ns = now_ns.saturating_sub(self.at_ns).min(1_000_000_000);
+        let more = TRICKLE_BYTES_PER_SECOND * since_ns / 1_000_000_000;
+        if more > 0 {
+            (self.bytes, self.at_ns) = ((self.bytes + more).min(TRICKLE_BYTES_MAX), now_ns);
+        }
+        let takes = self.bytes >= bytes;
+        self.bytes -= if takes { bytes } else { 0 };
+        takes
+    }
+}
+
+/// Whether `message` may be for nobody. What waits for a neighbour that does not answer takes up
+/// the send buffer for seconds, and enough of such hosts would leave the others none.
+fn is_unanswered(config: &WorkerConfig, context: &Context<'_>, message: &Message) -> bool {
+    let Message { destination, segments, bytes, .. } = *message;
+    let heard = || config.team.iter().map(|worker| worker.by_peer.get(*destination.ip()));
+    config.stats.by_peer.is_unanswered(
+        *destination.ip(),
+        (segments.into(), bytes.into()),
+        context.now_ns,
+        || heard().map(|traffic| traffic.packets_received).sum(),
+    )
+}
+
+/// What a message takes up in the send buffer.
+fn in_buffer(message: &Message) -> u64 {
+    u64::from(message.bytes) + PACKET_OVERHEAD * u64::from(message.segments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_back_trickles() {
+        let mut trickle = Trickle::default();
+        let start_ns = 7_000_000_000;
+        let mut taken = 0;
+        for step in 0..100_000 {
+            // 10 seconds of 10,000 messages each.
+            taken += u64::from(trickle.takes(2000, start_ns + step * 100_000)) * 2000;
+        }
+        let most = TRICKLE_BYTES_MAX + 10 * TRICKLE_BYTES_PER_SECOND;
+        assert!((most * 8 / 10..=most).contains(&taken), "{taken} bytes of {most}");
+        assert!(trickle.takes(100_000, u64::MAX), "a message of the largest size never goes");
+    }
+}
