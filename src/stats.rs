@@ -134,7 +134,8 @@ drop_reasons! {
     /// No lease holds the inner source, which `--peer-check=strict` asks for.
     /// Look at: a node that is new, if it stops within seconds; else who sends from there?
     SourceNotLeased = "src-not-leased",
-    /// The datagram came from another port than the tunnel's, which `--peer-check=strict` asks for.
+    /// The datagram came from another port than the tunnel's and those that weft's workers have,
+    /// which `--peer-check=strict` asks for.
     /// Look at: a peer behind address translation needs `--peer-check=loose`; else a pod's packets
     /// that a host masquerades
     OuterPort = "outer-port",

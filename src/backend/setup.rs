@@ -11,7 +11,8 @@ use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
 use crate::config::options::{
-    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, PriorityChoice, WorkersChoice,
+    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, PriorityChoice,
+    SourcePortsChoice, WorkersChoice,
 };
 use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
@@ -128,6 +129,7 @@ pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
         ("--engine", engine != EngineChoice::Auto),
         ("--workers", workers != WorkersChoice::Auto),
         ("--worker-priority", worker_priority != PriorityChoice::Auto),
+        ("--source-ports", given.source_ports != SourcePortsChoice::Auto),
         ("--offload", !offload.automatic),
         ("--fast-path", fast_path == FastPathChoice::On),
         ("--peer-check", given.is_peer_check_strict),

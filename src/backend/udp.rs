@@ -9,6 +9,7 @@ mod pacing;
 mod paths;
 mod peers;
 mod prober;
+mod source_ports;
 mod team;
 mod tun_device;
 mod tunnel;

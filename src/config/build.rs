@@ -17,7 +17,7 @@ use crate::config::flag_table::{FLAGS, FlagValues};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
     InterfaceOptions, LogFormat, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, PriorityChoice,
-    RuleOptions, StoreOptions, WorkersChoice,
+    RuleOptions, SourcePortsChoice, StoreOptions, WorkersChoice,
 };
 use crate::status::Setting;
 
@@ -60,6 +60,7 @@ pub(super) fn options(
                 &flags.worker_priority,
                 PriorityChoice::ALL,
             )?,
+            source_ports: choice("--source-ports", &flags.source_ports, SourcePortsChoice::ALL)?,
             fast_path: choice("--fast-path", &flags.fast_path, FastPathChoice::ALL)?,
             offload: offload(&flags.offload)?,
             keep_tunnel: flags.keep_tunnel,

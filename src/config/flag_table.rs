@@ -123,6 +123,9 @@ flags! {
     public_ipv6 "public-ipv6": Text = "";
     /// clear the Node's NetworkUnavailable condition once the network works
     set_node_network_unavailable "set-node-network-unavailable": Switch = true;
+    /// from which ports the udp backend's workers send: auto (each from its own, to peers that
+    /// share them out among their workers, once that is seen to work) or one
+    source_ports "source-ports": Text = "auto";
     /// grace period, a `duration` such as 15m, of peers whose leases vanished with most others at
     /// once, or with the store's data; 0 drops them at once
     stale_hold "stale-hold": Text = "15m";

@@ -178,6 +178,8 @@ pub struct DataplaneOptions {
     pub fast_path: FastPathChoice,
     /// How the workers get a processor.
     pub worker_priority: PriorityChoice,
+    /// From which ports they send.
+    pub source_ports: SourcePortsChoice,
     /// Which offloads the workers may use.
     pub offload: OffloadChoice,
     /// `--keep-tunnel`: device, routes and the kernel's programs outlive weftd.
@@ -221,6 +223,16 @@ words! {
         Auto = "auto",
         /// Like any other program.
         Ordinary = "ordinary",
+    }
+}
+
+words! {
+    /// From which ports the udp backend's workers send.
+    SourcePortsChoice {
+        /// Each from its own, to peers that say that they take it, once echoes come back that way.
+        Auto = "auto",
+        /// All from the tunnel's port, as flanneld does.
+        One = "one",
     }
 }
 

@@ -13,6 +13,7 @@ use rustix::net::sockopt;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::packet::Span;
+use crate::sys::reuseport::{self, receive_nothing};
 use crate::sys::udp::{self as sys, Datagrams};
 
 /// Receive buffer: some 20 full GRO batches by the kernel's accounting, a few milliseconds at
@@ -48,6 +49,8 @@ impl SocketError {
 #[derive(Debug)]
 pub struct TunnelSocket {
     socket: UdpSocket,
+    /// At a port of its own, and only for sending.
+    source: Option<UdpSocket>,
     /// Interface address and port.
     pub address: SocketAddrV4,
     /// Datagrams that one send may hold, 1 without GSO.
@@ -94,7 +97,32 @@ impl TunnelSocket {
             let socket = open(address, true).map_err(failed)?;
             group.push(Self::prepare(socket, address, gso, gro));
         }
+        share_by_sender(&group);
         Ok(group)
+    }
+
+    /// Gives each socket of a group another one to send from, at one of these ports, as far as they
+    /// go. The errors are those of sockets that get none.
+    pub fn open_sources(group: &mut [Self], ports: impl Iterator<Item = u16>) -> Vec<SocketError> {
+        let mut errors = Vec::new();
+        for (port, member) in ports.zip(group) {
+            let address = SocketAddrV4::new(*member.address.ip(), port);
+            // A weftd that is about to end may still have it.
+            match open(address, true) {
+                Ok(socket) => {
+                    size_send_buffer(&socket);
+                    // Nobody reads it.
+                    receive_nothing(socket.as_fd()).ok();
+                    sys::set_fragmenting(socket.as_fd(), member.is_fragmenting()).ok();
+                    member.source = Some(socket);
+                }
+                Err(source) => {
+                    let hint = "what this worker sends has the tunnel's port";
+                    errors.push(SocketError { address, hint, source });
+                }
+            }
+        }
+        errors
     }
 
     /// Goes on with sockets that [`Self::bind_group`] has bound in another process.
@@ -118,7 +146,9 @@ impl TunnelSocket {
             }
             Ok(Self::prepare(socket, address, gso, gro))
         };
-        sockets.into_iter().map(inherit).collect()
+        let group = sockets.into_iter().map(inherit).collect::<io::Result<Vec<_>>>()?;
+        share_by_sender(&group);
+        Ok(group)
     }
 
     /// The same socket, for another process.
@@ -128,13 +158,10 @@ impl TunnelSocket {
 
     fn prepare(socket: UdpSocket, address: SocketAddrV4, gso: bool, gro: bool) -> Self {
         // Without CAP_NET_ADMIN the sysctl limits apply, which costs bursts, not correctness.
-        let forced = sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES)
-            .and_then(|()| sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_BYTES));
-        if forced.is_err() {
-            let plain = SockRef::from(&socket);
-            plain.set_recv_buffer_size(RECEIVE_BUFFER_BYTES).ok();
-            plain.set_send_buffer_size(SEND_BUFFER_BYTES).ok();
+        if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
+            SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER_BYTES).ok();
         }
+        size_send_buffer(&socket);
         // Only a counter is lost on a kernel without it.
         sys::enable_overflow_count(socket.as_fd()).ok();
         // Only congestion marks are lost without it.
@@ -145,6 +172,7 @@ impl TunnelSocket {
         sys::set_fragmenting(socket.as_fd(), false).ok();
         Self {
             socket,
+            source: None,
             address,
             segments_max,
             gro,
@@ -160,7 +188,13 @@ impl TunnelSocket {
     pub fn set_fragmenting(&self, fragmenting: bool) {
         let fragmenting = fragmenting || self.always_fragmenting.load(Ordering::Relaxed);
         self.fragmenting.store(fragmenting, Ordering::Relaxed);
-        sys::set_fragmenting(self.socket.as_fd(), fragmenting).ok();
+        for socket in [Some(&self.socket), self.source.as_ref()].into_iter().flatten() {
+            sys::set_fragmenting(socket.as_fd(), fragmenting).ok();
+        }
+    }
+
+    fn is_fragmenting(&self) -> bool {
+        self.fragmenting.load(Ordering::Relaxed)
     }
 
     /// Whether datagrams may be fragmented in any case, for paths that can't be measured: with
@@ -177,10 +211,22 @@ impl TunnelSocket {
         Some((used.into(), size.into()))
     }
 
-    /// Whether half of the send buffer is free, which is when the kernel says that there is room
-    /// (`sock_writeable`, include/net/sock.h).
-    pub fn is_roomy(&self) -> bool {
-        let mut room = [PollFd::new(self, PollFlags::OUT)];
+    /// What to send by: the socket itself, or the one at its own port, if it has one and that
+    /// `is_spread`.
+    pub fn sender(&self, is_spread: bool) -> BorrowedFd<'_> {
+        self.source.as_ref().filter(|_| is_spread).unwrap_or(&self.socket).as_fd()
+    }
+
+    /// Whether it has a port of its own to send from.
+    pub fn has_source(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// Whether half of the send buffer of [`Self::sender`] is free, which is when the kernel says
+    /// that there is room (`sock_writeable`, include/net/sock.h).
+    pub fn is_roomy(&self, is_spread: bool) -> bool {
+        let sender = self.sender(is_spread);
+        let mut room = [PollFd::new(&sender, PollFlags::OUT)];
         // It fails for no socket that is open.
         poll(&mut room, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
@@ -194,19 +240,38 @@ impl TunnelSocket {
     /// Sends one datagram with Don't Fragment, besides those of the worker that owns the socket.
     /// While it may fragment its own, some of them go with Don't Fragment, too.
     pub fn send_whole(&self, bytes: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
-        if !self.fragmenting.load(Ordering::Relaxed) {
+        if !self.is_fragmenting() {
             return self.socket.send_to(bytes, peer);
         }
         sys::set_fragmenting(self.socket.as_fd(), false).ok();
         let sent = self.socket.send_to(bytes, peer);
-        sys::set_fragmenting(self.socket.as_fd(), self.fragmenting.load(Ordering::Relaxed)).ok();
+        sys::set_fragmenting(self.socket.as_fd(), self.is_fragmenting()).ok();
         sent
+    }
+
+    /// Sends one datagram from its own port, if it has one.
+    pub fn send_from_source(&self, bytes: &[u8], peer: SocketAddrV4) -> Option<io::Result<usize>> {
+        self.source.as_ref().map(|source| source.send_to(bytes, peer))
     }
 }
 
 impl AsFd for TunnelSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// Has neighbouring senders received by different sockets of the group. Without that, as in kernels
+/// before 4.5, the kernel's hash decides.
+fn share_by_sender(group: &[TunnelSocket]) {
+    if let [first, _, ..] = group {
+        reuseport::share_by_sender(first.as_fd(), group.len() as u16).ok();
+    }
+}
+
+fn size_send_buffer(socket: &UdpSocket) {
+    if sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER_BYTES).is_err() {
+        SockRef::from(socket).set_send_buffer_size(SEND_BUFFER_BYTES).ok();
     }
 }
 

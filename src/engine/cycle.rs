@@ -88,8 +88,11 @@ pub(super) fn run(
             break end;
         }
         let next = idle.after_turn(egress.reads.moved.and(ingress.receives.moved));
-        let room_limit_ns = egress.waits_until_ns.map(|at_ns| at_ns.saturating_sub(now_ns));
-        ready = match wait(next, config, stop, room_limit_ns, &mut idle) {
+        let room = egress.waits_until_ns.map(|at_ns| Room {
+            limit_ns: at_ns.saturating_sub(now_ns),
+            is_source: egress.waits_for_source,
+        });
+        ready = match wait(next, config, stop, room, &mut idle) {
             Ok(ready) => ready,
             Err(error) => break WorkerEnd::WaitFailed(error),
         };
@@ -185,12 +188,19 @@ fn context<'a>(
     Context { local, table, stats, icmp_limit: &config.icmp_limit, now_ns }
 }
 
+/// The room that is waited for, how long at most, and in the send buffer of which socket.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    limit_ns: u64,
+    is_source: bool,
+}
+
 /// Waits as `next` says; returns which sources may have something then.
 fn wait(
     next: Next,
     config: &WorkerConfig,
     stop: &Stop,
-    room_limit_ns: Option<u64>,
+    room: Option<Room>,
     idle: &mut Idle,
 ) -> io::Result<Ready> {
     match next {
@@ -207,7 +217,7 @@ fn wait(
         }
         Next::Sleep => {
             config.stats.sleeps.add(1);
-            return sleep(config, stop, room_limit_ns);
+            return sleep(config, stop, room);
         }
     }
     Ok(Ready::BOTH)
@@ -221,28 +231,30 @@ fn wait(
 /// poll, not epoll: an epoll set stays on the wait queues of what it watches, and then the kernel
 /// calls it for every packet queued and every packet sent, under a lock, while nobody sleeps. So
 /// does a poll of an io_uring until it is removed.
-fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::Result<Ready> {
+fn sleep(config: &WorkerConfig, stop: &Stop, room: Option<Room>) -> io::Result<Ready> {
     let readable = PollFlags::IN;
-    let (tun, socket) = match room_limit_ns {
-        None => (readable, readable),
-        Some(_) => (PollFlags::empty(), readable | PollFlags::OUT),
-    };
+    let tun = room.map_or(readable, |_| PollFlags::empty());
     let longest = Timespec { tv_sec: SLEEP_MAX_SECONDS as i64, tv_nsec: 0 };
-    let room_limit = room_limit_ns.map(|ns| Timespec { tv_sec: 0, tv_nsec: ns as i64 });
-    let mut sources: [_; 2 + LANES_MAX] = from_fn(|index| match index {
+    let limit = room.map(|room| Timespec { tv_sec: 0, tv_nsec: room.limit_ns as i64 });
+    let sender = config.socket.sender(room.is_some_and(|room| room.is_source));
+    let lanes = 1 + config.bulk.len();
+    let mut sources: [_; 3 + LANES_MAX] = from_fn(|index| match index {
         0 => PollFd::new(stop, readable),
-        1 => PollFd::new(&config.socket, socket),
+        1 => PollFd::new(&config.socket, readable),
+        index if index == 2 + lanes => PollFd::new(&sender, PollFlags::OUT),
         lane => PollFd::new(config.lane(lane - 2), tun),
     });
-    let sources = &mut sources[..3 + config.bulk.len()];
-    match poll(sources, Some(&room_limit.unwrap_or(longest))) {
+    let sources = &mut sources[..2 + lanes + usize::from(room.is_some())];
+    match poll(sources, Some(&limit.unwrap_or(longest))) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(errno) => return Err(errno.into()),
     }
     // An error or a hang-up is for the read to find out about.
     let woke = |source: &PollFd<'_>| !source.revents().is_empty();
-    let bulk = sources[3..].iter().rev().fold(0, |bits, lane| bits << 1 | u32::from(woke(lane)));
-    Ok(Ready { tun: bulk != 0 || woke(&sources[2]), bulk, socket: woke(&sources[1]) })
+    let bulk = &sources[3..2 + lanes];
+    let bulk = bulk.iter().rev().fold(0, |bits, lane| bits << 1 | u32::from(woke(lane)));
+    let is_socket = woke(&sources[1]) || sources.get(2 + lanes).is_some_and(woke);
+    Ok(Ready { tun: bulk != 0 || woke(&sources[2]), bulk, socket: is_socket })
 }
 
 /// The clock that workers go by.
@@ -380,7 +392,8 @@ mod tests {
         scene.give_peer(b"x");
         // Loopback delivers within the call that sends.
         assert_eq!(sleep(&config, &stop, None).unwrap(), Ready::BOTH);
-        let room = sleep(&config, &stop, Some(999_999_999)).unwrap();
+        let room =
+            sleep(&config, &stop, Some(Room { limit_ns: 999_999_999, is_source: false })).unwrap();
         assert!(!room.tun, "what the device has could not be sent");
         let (_scene, config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
         stop.request();

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::io::IoSlice;
 use std::net::SocketAddrV4;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 
 use crate::forward::{Context, Egress};
 use crate::offload::{
@@ -17,8 +17,8 @@ use crate::sys::udp::{Datagrams, SendBatch};
 use super::contain::{Half, Progress};
 use super::idle::Moved;
 use super::io::{Io, Reads};
+use super::offers::Offers;
 use super::outcome::{Outcome, Unsent, carry_out};
-use super::withheld::Withheld;
 use super::worker::{WorkerConfig, WorkerEnd};
 
 /// Room for the headers that cutting makes: 1,260 of TCP's usual 52 bytes. A batch of full
@@ -41,7 +41,9 @@ pub(super) struct EgressHalf {
     /// Until when packets of the last batch wait for room in the send buffer, if they do: there is
     /// no place to read another one. Once that is past, they are sent in the next turn, or dropped.
     pub(super) waits_until_ns: Option<u64>,
-    withheld: Withheld,
+    /// Whether they wait for room in that of this worker's own port.
+    pub(super) waits_for_source: bool,
+    offers: Offers,
     progress: Progress,
 }
 
@@ -102,7 +104,8 @@ impl EgressHalf {
             singles: SendBatch::new(SEGMENTS_MAX, SPANS_PER_MESSAGE),
             settled: 0,
             waits_until_ns: None,
-            withheld: Withheld::new(config),
+            waits_for_source: false,
+            offers: Offers::new(config),
             progress: Progress::default(),
         }
     }
@@ -136,31 +139,29 @@ impl EgressHalf {
 
     /// Sends what is left of the plan; returns whether that was all of it.
     fn send_plan(&mut self, config: &WorkerConfig, context: &Context<'_>) -> bool {
-        let Self { reads, egress, batch, singles, settled, waits_until_ns, withheld, .. } = self;
+        let Self { reads, egress, batch, singles, settled, waits_until_ns, offers, .. } = self;
+        let waits_for_source = &mut self.waits_for_source;
         let (arena, plan) = (&reads.arena, &egress.plan);
         let messages = plan.messages();
         let mut refusing = None;
-        withheld.begin_plan();
+        offers.begin_plan();
         // The send of a message and what becomes of it both learn from the kernel's answers.
-        let withheld = RefCell::new(withheld);
+        let offers = RefCell::new(offers);
         *settled = carry_out(
             *settled..messages.len(),
             |index| messages[index].segments > 1,
             |first| {
-                let mut withheld = withheld.borrow_mut();
-                let mut why = |index: usize| withheld.reason(config, context, &messages[index]);
-                if let Some(reason) = why(first) {
-                    return Err(Unsent::Withheld(reason));
-                }
-                let end = (first + 1..messages.len()).find(|index| why(*index).is_some());
-                let left = (first..end.unwrap_or(messages.len())).map(|index| {
+                let (mut offers, left) = (offers.borrow_mut(), &messages[first..]);
+                let next = offers.next(config, context, left).map_err(Unsent::Withheld)?;
+                let (count, by_source) = next;
+                *waits_for_source = by_source;
+                let datagrams = (first..first + count).map(|index| {
                     let Message { destination, segments, segment_bytes, .. } = messages[index];
                     let segment_bytes = (segments > 1).then_some(segment_bytes);
                     Datagrams { destination, segment_bytes, spans: plan.spans(index) }
                 });
-                let sent = batch.send(config.socket.as_fd(), arena, left);
-                withheld.learn(&messages[first..], &sent, context.now_ns);
-                withheld.learn(&messages[first..], &sent, context.now_ns);
+                let sent = batch.send(config.socket.sender(by_source), arena, datagrams);
+                offers.learn(left, &sent, context.now_ns);
                 sent.map_err(Unsent::Refused)
             },
             || context.now_ns < *waits_until_ns.get_or_insert(context.now_ns + ROOM_WAIT_NS),
@@ -175,11 +176,12 @@ impl EgressHalf {
                 Outcome::Refused => {
                     let message = &messages[range.start];
                     config.socket.set_fragmenting(true);
+                    let mut offers = offers.borrow_mut();
+                    let by = config.socket.sender(offers.is_by_source(message));
                     let (sent, refusal) =
-                        send_one_by_one(config, context, arena, plan, range.start, singles);
+                        send_one_by_one(config, context, arena, plan, range.start, singles, by);
                     if let Some(reason) = refusal.filter(|_| sent == 0) {
-                        let mut withheld = withheld.borrow_mut();
-                        withheld.refused.note(*message.destination.ip(), reason, context.now_ns);
+                        offers.refused.note(*message.destination.ip(), reason, context.now_ns);
                     }
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);
@@ -254,6 +256,7 @@ fn send_one_by_one(
     plan: &SendPlan,
     index: usize,
     singles: &mut SendBatch,
+    sender: BorrowedFd<'_>,
 ) -> (usize, Option<DropReason>) {
     let Message { destination, segments, .. } = plan.messages()[index];
     let (stats, mut sent, mut refusal) = (&config.stats, 0, None);
@@ -263,7 +266,7 @@ fn send_one_by_one(
         |_| false,
         |first| {
             let single = |spans| Datagrams { destination, segment_bytes: None, spans };
-            let sent = singles.send(config.socket.as_fd(), arena, datagrams(first).map(single));
+            let sent = singles.send(sender, arena, datagrams(first).map(single));
             sent.map_err(Unsent::Refused)
         },
         || false,

@@ -14,12 +14,12 @@ mod ingress;
 mod io;
 mod lanes;
 mod mmsg;
+mod offers;
 mod outcome;
 mod priority;
 mod refused;
 mod ring;
 mod wake;
-mod withheld;
 mod worker;
 
 use std::num::NonZeroU64;

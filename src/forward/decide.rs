@@ -12,7 +12,7 @@ use crate::packet::address;
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
-use crate::route::{Prefix, Table};
+use crate::route::{Prefix, Table, is_tunnel_source};
 use crate::stats::DropReason;
 
 /// What a verdict needs to know of this host.
@@ -29,7 +29,7 @@ pub struct Local {
     /// Largest IPv4 packet that fits the tunnel.
     pub mtu_bytes: u16,
     /// Whether inner sources must be leased, and datagrams come from the public address of that
-    /// lease and the tunnel's port.
+    /// lease and the tunnel's port, or a source port that goes with it.
     pub is_strict: bool,
 }
 
@@ -96,7 +96,10 @@ pub fn egress(
         return Drop(reason);
     }
     if header.source == *local.underlay.ip()
-        && udp_ports(header, packet).is_some_and(|(source, _)| source == local.underlay.port())
+        && udp_ports(header, packet).is_some_and(|(source, destination)| {
+            let port = local.underlay.port();
+            source == port || destination == port && is_tunnel_source(port, source)
+        })
     {
         return Drop(DropReason::OwnLoop);
     }
@@ -248,7 +251,7 @@ fn strictly_owns(
     if owner.address.ip() != sender.ip() {
         return Err(DropReason::SourceNotPeerLease);
     }
-    if sender.port() != local.underlay.port() {
+    if !is_tunnel_source(local.underlay.port(), sender.port()) {
         return Err(DropReason::OuterPort);
     }
     owns(table, sender, source)

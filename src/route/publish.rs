@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 
-use crate::route::{Table, Unresolved};
+use crate::route::{HostSet, Table};
 
 /// One worker's view of something published: a load costs one comparison while nothing changes.
 /// Load once per batch; an idle reader keeps what it loaded last alive.
@@ -16,13 +16,15 @@ pub type Reader<T> = Cache<Arc<ArcSwap<T>>, Arc<T>>;
 #[derive(Debug, Clone)]
 pub struct Published {
     table: Arc<ArcSwap<Table>>,
-    unresolved: Arc<ArcSwap<Unresolved>>,
+    unresolved: Arc<ArcSwap<HostSet>>,
+    spread: Arc<ArcSwap<HostSet>>,
 }
 
 impl Published {
-    /// Publishes a first table, of which all peers may be reached.
+    /// Publishes a first table, of which all peers may be reached, from the tunnel's port.
     pub fn new(table: Table) -> Self {
-        Self { table: Arc::new(ArcSwap::from_pointee(table)), unresolved: Arc::default() }
+        let table = Arc::new(ArcSwap::from_pointee(table));
+        Self { table, unresolved: Arc::default(), spread: Arc::default() }
     }
 
     /// Replaces the table. Readers see it at their next load; the old one is freed when the last
@@ -42,13 +44,28 @@ impl Published {
     }
 
     /// These hosts can't be reached from now on, and no others.
-    pub fn publish_unresolved(&self, unresolved: Unresolved) {
-        self.unresolved.store(Arc::new(unresolved));
+    pub fn publish_unresolved(&self, hosts: HostSet) {
+        self.unresolved.store(Arc::new(hosts));
     }
 
     /// One worker's view of the hosts that can't be reached.
-    pub fn unresolved(&self) -> Reader<Unresolved> {
+    pub fn unresolved(&self) -> Reader<HostSet> {
         Cache::new(Arc::clone(&self.unresolved))
+    }
+
+    /// To these hosts each worker sends from a port of its own from now on, and to no others.
+    pub fn publish_spread(&self, hosts: HostSet) {
+        self.spread.store(Arc::new(hosts));
+    }
+
+    /// These hosts. For the control plane.
+    pub fn load_spread(&self) -> Arc<HostSet> {
+        self.spread.load_full()
+    }
+
+    /// One worker's view of the hosts to which it sends from its own port.
+    pub fn spread(&self) -> Reader<HostSet> {
+        Cache::new(Arc::clone(&self.spread))
     }
 }
 

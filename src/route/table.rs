@@ -35,6 +35,9 @@ pub struct Peer {
     pub address: SocketAddrV4,
     /// Whether it takes datagrams without a UDP checksum at no cost, as it says with its lease.
     pub takes_no_checksum: bool,
+    /// Whether it takes datagrams from [`SOURCE_PORTS`](crate::route::SOURCE_PORTS) more ports and
+    /// shares them out among its workers, as it says with its lease.
+    pub takes_source_ports: bool,
     /// Whether a tunnel packet was ever seen that came from `address` itself. Set once by the
     /// worker that saw it, and never cleared while the lease stands: it tells a peer that sends
     /// from its public address from one behind a translator. Keep the same `Arc<Peer>` across
@@ -45,7 +48,8 @@ pub struct Peer {
 impl Peer {
     /// One of which nothing else is known.
     pub fn new(subnet: Prefix, address: SocketAddrV4) -> Self {
-        Self { subnet, address, takes_no_checksum: false, source_proven: AtomicBool::new(false) }
+        let source_proven = AtomicBool::new(false);
+        Self { subnet, address, takes_no_checksum: false, takes_source_ports: false, source_proven }
     }
 }
 

@@ -134,6 +134,9 @@ pub struct Peer {
     pub round_trip_microseconds: Option<u64>,
     /// The longest packet that the path takes.
     pub path_mtu_bytes: Option<u32>,
+    /// Whether workers send to it from ports of their own; nothing where there are no workers.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub from_source_ports: Option<bool>,
     /// The pods' packets, by workers and by the kernel's programs, of all leases of one address;
     /// `packets_sent` and so on stand in the peer itself.
     #[serde(flatten)]
@@ -159,6 +162,7 @@ impl Peer {
             in_use_seconds: None,
             round_trip_microseconds: None,
             path_mtu_bytes: None,
+            from_source_ports: None,
             traffic: None,
             failed_sends: None,
             fast_path: None,

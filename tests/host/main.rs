@@ -23,6 +23,7 @@ mod rights;
 mod route_changes;
 mod rules;
 mod shortage;
+mod source_ports;
 mod steering;
 #[path = "../support/mod.rs"]
 mod support;

@@ -108,15 +108,17 @@ fn only_what_loses_all_long_packets_is_narrow() {
         answer["peers"][0]["finding"].as_str().unwrap_or_default().to_owned()
     };
     assert_eq!(finding(), "answers");
-    let shaper = "tc qdisc add dev wire0 root tbf rate 16kbit burst 1600 limit 3000";
-    host.exec(&["sh", "-ec", shaper]);
+    let drop = |rules: &str| {
+        let chain = format!("chain c {{ type filter hook prerouting priority -500; {rules} }}");
+        overlay.lab.hosts[1].exec(&["nft", &format!("table inet n {{ {chain}; }}")]);
+    };
+    let long = "iifname wire0 meta length > 1300 drop;";
+    drop(&format!("{long} iifname wire0 udp dport 8285 numgen inc mod 2 == 0 drop;"));
     for _ in 0..2 {
         assert_eq!(finding(), "lossy", "small ones are lost as well");
     }
-    host.exec(&["tc", "qdisc", "delete", "dev", "wire0", "root"]);
-    let narrow = "table inet n { chain c { type filter hook prerouting priority -500; iifname \
-                  wire0 meta length > 1300 drop; }; }";
-    overlay.lab.hosts[1].exec(&["nft", narrow]);
+    overlay.lab.hosts[1].exec(&["nft", "delete", "table", "inet", "n"]);
+    drop(long);
     assert_eq!(finding(), "full-are-lost");
 }
 

@@ -37,6 +37,16 @@ fn overlay(workers: usize, further: &[&str]) -> Overlay {
     Overlay::start_with(CONFIG, [&arguments, &arguments])
 }
 
+/// Later a flow changes its port once, and may overtake itself then.
+fn wait_for_source_ports(overlay: &Overlay) {
+    wait_until(LEASE_TIMEOUT, "workers send from ports of their own", || {
+        let is_spread = |host: usize| {
+            Status::of(&overlay.dir(host)).0["routes"][0]["from_source_ports"] == true
+        };
+        overlay.lab.ping(0, overlay.pod(1), 56) && is_spread(0) && is_spread(1)
+    });
+}
+
 /// The kernel hands a veth's packets to the processor on which they were sent, so a sender whose
 /// packets leave on two of them reorders its own flow, whatever lies in between. Packets of one
 /// flow now queue for one processor on every device that feeds or follows weftd (RPS).
@@ -96,6 +106,7 @@ fn flows_stay_in_order_across_all_workers() {
     for (count, engine) in [(2, "mmsg"), (4, "auto")] {
         let overlay = overlay(count, &["--engine", engine]);
         steer_by_flow(&overlay.lab);
+        wait_for_source_ports(&overlay);
         thread::scope(|scope| {
             scope.spawn(|| {
                 stay_here();
@@ -155,6 +166,7 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
 fn answers_leave_a_flow_on_its_worker() {
     let overlay = overlay(2, &[]);
     steer_by_flow(&overlay.lab);
+    wait_for_source_ports(&overlay);
     thread::scope(|scope| {
         scope.spawn(|| {
             stay_here();
@@ -233,6 +245,7 @@ fn tcp_flows_are_not_reordered_by_several_workers() {
     for count in [2, 4] {
         let overlay = overlay(count, &[]);
         steer_by_flow(&overlay.lab);
+        wait_for_source_ports(&overlay);
         let [near, far] = &overlay.lab.pods;
         thread::scope(|scope| {
             for _ in 0..4 {

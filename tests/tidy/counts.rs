@@ -10,13 +10,13 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4300),
-    ("backend", 5550, 54400),
+    ("backend", 5720, 56100),
     ("bin", 10, 200),
-    ("config", 1690, 16300),
+    ("config", 1700, 16300),
     ("daemon", 3520, 35600),
     ("control", 5260, 52400),
-    ("device", 420, 4500),
-    ("engine", 1870, 17100),
+    ("device", 470, 5000),
+    ("engine", 1900, 17400),
     ("fast_path", 600, 5400),
     ("forward", 740, 6400),
     ("host", 2550, 26000),
@@ -24,10 +24,10 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("offload", 820, 7300),
     ("packet", 710, 7000),
     ("rights", 50, 600),
-    ("route", 310, 3000),
+    ("route", 340, 3200),
     ("stats", 340, 3200),
     ("status", 580, 4200),
-    ("sys", 1140, 11600),
+    ("sys", 1170, 12100),
     ("tool", 4430, 47600),
 ];
 

@@ -23,6 +23,7 @@ const OWN_FLAGS: &[&str] = &[
     "metrics-address",
     "offload",
     "peer-check",
+    "source-ports",
     "stale-hold",
     "start-from-cache",
     "status-socket",

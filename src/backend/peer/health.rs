@@ -180,6 +180,11 @@ impl Health {
         asks
     }
 
+    /// Whether packets were sent to this peer lately.
+    pub(in crate::backend) fn is_in_use(&self, host: Ipv4Addr, now: Instant) -> bool {
+        self.machine.is_in_use(host, now)
+    }
+
     /// The peers in use that left an echo unanswered.
     pub(in crate::backend) fn in_question(&self, now: Instant) -> BTreeSet<Ipv4Addr> {
         self.machine.in_question(now).map(|(host, _)| host).collect()

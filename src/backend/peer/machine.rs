@@ -89,6 +89,11 @@ impl Machine {
         self.external
     }
 
+    /// Whether packets were sent to this peer lately.
+    pub(super) fn is_in_use(&self, host: Ipv4Addr, now: Instant) -> bool {
+        self.peers.get(&host).is_some_and(|entry| entry.peer.is_in_use(self.in_use, now))
+    }
+
     /// Whether this is an address whose echo is asked for.
     pub(super) fn is_target(&self, address: Ipv4Addr) -> bool {
         self.addresses.contains_key(&address)

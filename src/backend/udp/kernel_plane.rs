@@ -96,6 +96,8 @@ pub(super) struct Inputs {
     pub(super) attributes: watch::Sender<LeaseAttributes>,
     /// What the programs count.
     pub(super) taken: Arc<Taken>,
+    /// Whether workers send from ports of their own, and share out what peers send from theirs.
+    pub(super) has_sources: bool,
     /// Whether the programs outlive weftd.
     pub(super) is_kept: bool,
 }
@@ -359,7 +361,7 @@ impl KernelPlane {
     /// Says to the other nodes whether they may leave the checksum out.
     fn announce(&self, is_on: bool) {
         self.inputs.attributes.send_if_modified(|attributes| {
-            let data = if is_on { announcement() } else { None };
+            let data = announcement(is_on, self.inputs.has_sources);
             let is_new = attributes.backend_data != data;
             attributes.backend_data = data;
             is_new

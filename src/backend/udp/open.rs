@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use crate::backend::error::StartError;
 use crate::backend::setup::{Claim, Setup};
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
+use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice, SourcePortsChoice};
 use crate::control::lease::LeaseAttributes;
 use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
@@ -21,7 +21,7 @@ use crate::fast_path::FastPath;
 use crate::host::mtu::overlay_mtu_bytes;
 use crate::host::netlink;
 use crate::host::overlay::{Overlay, OverlayDesired};
-use crate::route::Prefix;
+use crate::route::{Prefix, SOURCE_PORTS, first_source_port};
 use crate::status::{self, SWITCHED_OFF};
 
 use super::kernel_plane::attachment::{AttachError, Attacher};
@@ -55,12 +55,23 @@ pub(super) struct TunnelReserved {
     pub(super) worker_count: NonZeroU16,
     /// The requested offloads that can be used.
     pub(super) offload: OffloadChoice,
+    /// Whether workers may send from ports of their own.
+    pub(super) has_sources: bool,
+}
+
+/// Opens the sockets at the workers' own ports. Who gets none sends from the tunnel's.
+pub(super) fn open_sources(sockets: &mut [TunnelSocket]) {
+    let Some(port) = sockets.first().map(|socket| socket.address.port()) else { return };
+    let first = first_source_port(port);
+    for error in TunnelSocket::open_sources(sockets, first..first + SOURCE_PORTS) {
+        warn!("{}", with_causes(&error));
+    }
 }
 
 impl UdpReserved {
     /// What the node publishes, its programs included, which run once it has a lease.
     pub(crate) fn attributes(&self, public_address: Ipv4Addr) -> LeaseAttributes {
-        let backend_data = self.fast_path.as_ref().ok().and_then(|_| announcement());
+        let backend_data = announcement(self.fast_path.is_ok(), self.tunnel.has_sources);
         LeaseAttributes { backend_data, ..LeaseAttributes::udp(public_address) }
     }
 }
@@ -72,27 +83,32 @@ pub(crate) async fn reserve(
     claim: Claim<'_>,
 ) -> Result<UdpReserved, StartError> {
     let Claim { external, network, previous_subnet, dataplane, handover } = claim;
-    let DataplaneOptions { mut offload, workers, fast_path, keep_tunnel: is_kept, .. } = dataplane;
+    let DataplaneOptions { mut offload, workers, source_ports, fast_path, .. } = dataplane;
+    let is_kept = dataplane.keep_tunnel;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
+    let has_sources = source_ports == SourcePortsChoice::Auto && worker_count.get() > 1;
     let address = SocketAddrV4::new(external.address, settings.port);
     let owner = Owner { port: settings.port, network };
     let inherited = tun_device::inherit(handover, owner, address, offload, worker_count).await?;
     let checked = async |(sockets, queues): (Vec<TunnelSocket>, Vec<Tun>)| {
         let desired = desired(&queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&desired).await?;
-        Ok(TunnelReserved { owner, sockets, queues, mtu_bytes, worker_count, offload })
+        Ok(TunnelReserved { owner, sockets, queues, mtu_bytes, worker_count, offload, has_sources })
     };
     let once = async || {
         let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
         let queues = tun_device::open(owner, offload, worker_count).await?;
         checked((sockets, queues)).await
     };
-    let tunnel = match inherited {
+    let mut tunnel = match inherited {
         Some(tunnel) => checked(tunnel).await?,
         None => patiently(once).await?,
     };
+    if has_sources {
+        open_sources(&mut tunnel.sockets);
+    }
     let device = netlink::link_just_made(&tunnel.queues[0].name).await?.id.index;
     let load = async || {
         let fast_path = FastPath::load()?;

@@ -5,12 +5,12 @@ use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use crate::backend::status::log_changes;
 use crate::control::lease::{Lease, Peers, RawJson};
-use crate::route::{Peer, Prefix, Table};
+use crate::route::{Peer, Prefix, SOURCE_PORTS, Table};
 
 /// The peers that the published table holds.
 #[derive(Debug, Default)]
@@ -30,15 +30,21 @@ impl PeerSet {
                 continue;
             }
             let address = SocketAddrV4::new(lease.attributes.public_ip, port);
-            let takes_no_checksum = takes_no_checksum(lease);
+            let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
+            let takes_source_ports = source_ports >= SOURCE_PORTS;
             let known = self.peers.remove(subnet).filter(|peer| peer.address == address);
+            let is_same = |peer: &Arc<Peer>| {
+                (peer.takes_no_checksum, peer.takes_source_ports)
+                    == (takes_no_checksum, takes_source_ports)
+            };
             let peer = match known {
-                Some(peer) if peer.takes_no_checksum == takes_no_checksum => peer,
+                Some(peer) if is_same(&peer) => peer,
                 known => {
                     let proven =
                         known.is_some_and(|peer| peer.source_proven.load(Ordering::Relaxed));
                     let source_proven = AtomicBool::new(proven);
-                    Arc::new(Peer { subnet: *subnet, address, takes_no_checksum, source_proven })
+                    let new = Peer::new(*subnet, address);
+                    Arc::new(Peer { takes_no_checksum, takes_source_ports, source_proven, ..new })
                 }
             };
             next.insert(*subnet, peer);
@@ -57,20 +63,46 @@ impl PeerSet {
     }
 }
 
-/// What a udp node says beside flannel's attributes if its programs take datagrams without a UDP
-/// checksum, and only those: others go through UDP_GRO to its workers, which without a checksum
-/// would get them one by one. flannel ignores it, for its udp nodes publish no data.
-const TAKES_NO_CHECKSUM: &str = "UDPZeroChecksum";
-
-/// What this node publishes while its programs run.
-pub(super) fn announcement() -> Option<RawJson> {
-    RawJson::of(&json!({ TAKES_NO_CHECKSUM: true })).ok()
+/// What a udp node says of its dataplane beside flannel's attributes, which flannel ignores: its
+/// udp nodes publish no data. Whoever reads it ignores names that it does not know.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Announcement {
+    /// Of names whose meaning has changed; 1 so far.
+    #[serde(rename = "Version")]
+    version: u16,
+    /// Its programs take datagrams without a UDP checksum, and only those: others go through
+    /// UDP_GRO to its workers, which without a checksum would get them one by one.
+    #[serde(rename = "UDPZeroChecksum", skip_serializing_if = "is_false")]
+    takes_no_checksum: bool,
+    /// From so many more ports it takes datagrams, and shares them out among its workers by port.
+    #[serde(rename = "SourcePorts", skip_serializing_if = "is_zero")]
+    source_ports: u16,
 }
 
-fn takes_no_checksum(lease: &Lease) -> bool {
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+fn is_zero(count: &u16) -> bool {
+    *count == 0
+}
+
+const VERSION: u16 = 1;
+
+/// What this node publishes while its programs run, or do not; `takes_source_ports` says whether it
+/// has several workers. Programs know datagrams of the tunnel's port only.
+pub(super) fn announcement(has_programs: bool, takes_source_ports: bool) -> Option<RawJson> {
+    let source_ports = if takes_source_ports && !has_programs { SOURCE_PORTS } else { 0 };
+    let said = Announcement { version: VERSION, takes_no_checksum: has_programs, source_ports };
+    let is_something = has_programs || source_ports > 0;
+    RawJson::of(&said).ok().filter(|_| is_something)
+}
+
+/// What a peer says. One that says it in a way that nobody knows says nothing.
+fn said_by(lease: &Lease) -> Announcement {
     let data = lease.attributes.backend_data.as_ref();
-    let data = data.and_then(|data| serde_json::from_str::<Value>(data.0.get()).ok());
-    data.is_some_and(|data| data[TAKES_NO_CHECKSUM] == true)
+    data.and_then(|data| serde_json::from_str(data.0.get()).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

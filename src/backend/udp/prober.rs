@@ -18,6 +18,7 @@ use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
+use super::source_ports::SourcePorts;
 use super::team::Seat;
 use super::unresolved::Unresolved;
 
@@ -33,6 +34,9 @@ const ROUND_MIN: Duration = Duration::from_millis(10);
 /// An echo by way of the TUN device expires at the peer with this: the workers of both hosts, and
 /// flanneld as well, count it down, before the kernel there wants to.
 const TTL_BEYOND: u8 = 3;
+
+/// Echoes from workers' own ports differ in length from those that ask how a peer is.
+const TRIAL_BYTES: u16 = ECHO_BYTES + 4;
 
 /// Of so many echoes that measure an answer still counts: at 300 a second, beyond any wait for it.
 const OPEN_MAX: u16 = 4096;
@@ -52,6 +56,9 @@ pub(super) struct Prober {
     open: HashSet<u16>,
     own: Ipv4Addr,
     unresolved: Unresolved,
+    source_ports: SourcePorts,
+    /// Echoes that were sent from workers' own ports, each from another worker's.
+    sent_from_sources: usize,
     /// The subnets behind narrow paths and what each path carries.
     pub(super) limits: BTreeMap<Prefix, u16>,
     /// The peers whose paths can't be measured, and each change of them.
@@ -77,6 +84,8 @@ impl Prober {
             taken,
             own,
             unresolved: Unresolved::default(),
+            source_ports: SourcePorts::default(),
+            sent_from_sources: 0,
             limits: BTreeMap::new(),
         }
     }
@@ -113,6 +122,9 @@ impl Prober {
             }
             let suspects = self.health.in_question(Instant::now());
             self.unresolved.look(suspects, seats[0].socket.address, interfaces[1], routes).await;
+            if let Some(hosts) = self.source_ports.changed() {
+                routes.publish_spread(hosts);
+            }
             let limits = self.limits_of_subnets(&routes.load());
             if limits != self.limits {
                 self.limits = limits;
@@ -139,11 +151,15 @@ impl Prober {
             self.known = Some((Arc::clone(table), interfaces));
             let [tunnel, external] = interfaces;
             self.health.set_hosts(hosts(table, tunnel), external);
+            let peers = table.peers().iter().filter(|peer| peer.takes_source_ports);
+            let target = |peer: &Arc<Peer>| (*peer.address.ip(), peer.subnet.network());
+            self.source_ports.set_peers(&peers.map(target).collect(), now);
         }
         let tunnel = *seats[0].socket.address.ip();
-        let (paths, open) = (&mut self.paths, &mut self.open);
+        let Self { paths, open, source_ports, .. } = self;
         let others = |reply: Reply| {
-            if open.remove(&reply.sequence) {
+            let is_trial = source_ports.answered(reply.source, reply.sequence, now);
+            if !is_trial && open.remove(&reply.sequence) {
                 paths.answered(reply.source, reply.total_bytes, now);
             }
         };
@@ -158,12 +174,33 @@ impl Prober {
             let endpoint = SocketAddrV4::new(ask.host, seats[0].socket.address.port());
             self.ask(seats, endpoint, ask.target, ECHO_BYTES, ask.sequence);
         }
+        self.try_source_ports(seats, now);
         self.note_use(seats, table, now);
         for Probe { endpoint, target, bytes } in self.paths.tick(now) {
             self.sequence = self.sequence.wrapping_add(1);
             self.open.insert(self.sequence);
             self.open.remove(&self.sequence.wrapping_sub(OPEN_MAX));
             self.ask(seats, endpoint, target, bytes, self.sequence);
+        }
+    }
+
+    /// Sends the echoes that show whether what leaves from workers' own ports arrives.
+    fn try_source_ports(&mut self, seats: &[Seat], now: Instant) {
+        let with_source: Vec<_> = seats.iter().filter(|seat| seat.socket.has_source()).collect();
+        let Self { health, source_ports, .. } = self;
+        if with_source.is_empty() || health.echoes().is_none() {
+            return;
+        }
+        for (host, target) in source_ports.tick(|host| health.is_in_use(host, now), now) {
+            self.sequence = self.sequence.wrapping_add(1);
+            source_ports.asked(host, self.sequence, now);
+            let socket = &with_source[self.sent_from_sources % with_source.len()].socket;
+            self.sent_from_sources += 1;
+            let Some(echoes) = health.echoes() else { return };
+            let packet = echoes.packet([self.own, target], TRIAL_BYTES, self.sequence);
+            // What can't be sent is not answered.
+            let endpoint = SocketAddrV4::new(host, socket.address.port());
+            let _unsent = socket.send_from_source(packet, endpoint);
         }
     }
 

@@ -34,7 +34,7 @@ use crate::status::{FastPath, TunnelEnd, Worker};
 
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
-use super::open::{TunnelReserved, configure, desired};
+use super::open::{TunnelReserved, configure, desired, open_sources};
 use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
@@ -49,6 +49,7 @@ pub(super) struct Tunnel {
     mtu_bytes: u16,
     prober: Prober,
     worker_count: NonZeroU16,
+    has_sources: bool,
     is_kept: bool,
     handover: Handover,
     /// One for each worker.
@@ -74,14 +75,14 @@ impl Tunnel {
         routes: Published,
         taken: Arc<Taken>,
     ) -> Result<Self, StartError> {
-        let TunnelReserved { owner, sockets, queues, mtu_bytes, worker_count, offload } = reserved;
+        let TunnelReserved { owner, queues, mtu_bytes, worker_count, offload, .. } = reserved;
         let subnet = setup.subnet;
         let host = HostFollower::new(setup.following(vec![owner.network], INTERFACE_PERIOD))?;
         let overlay = configure(setup, mtu_bytes, &queues[0]).await?;
         let is_kept = setup.dataplane.keep_tunnel;
         tun_device::settle(&queues[0], owner, is_kept).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
-        let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
+        let seats: Vec<Seat> = reserved.sockets.into_iter().map(seat).collect();
         let handover = setup.handover.clone();
         handover.offer(duplicates(&queues, &seats));
         let (ends_sender, ends) = mpsc::unbounded_channel();
@@ -108,6 +109,7 @@ impl Tunnel {
             mtu_bytes,
             prober,
             worker_count,
+            has_sources: reserved.has_sources,
             is_kept,
             handover,
             seats,
@@ -143,6 +145,7 @@ impl Tunnel {
             unmeasured: self.prober.unmeasured.subscribe(),
             attributes: self.reporter.attributes.clone(),
             taken: Arc::clone(&self.prober.taken),
+            has_sources: self.has_sources,
             is_kept: self.is_kept,
         }
     }
@@ -205,7 +208,7 @@ impl Tunnel {
         }
         let address = SocketAddrV4::new(to, self.settings.port);
         let OffloadChoice { gso, gro, .. } = self.offload;
-        let sockets = match TunnelSocket::bind_group(address, gso, gro, self.worker_count) {
+        let mut sockets = match TunnelSocket::bind_group(address, gso, gro, self.worker_count) {
             Ok(sockets) => sockets,
             Err(error) => {
                 let text = format!("the tunnel stays at {from}: {}", with_causes(&error));
@@ -215,6 +218,9 @@ impl Tunnel {
             }
         };
         self.stays = None;
+        if self.has_sources {
+            open_sources(&mut sockets);
+        }
         for (seat, socket) in self.seats.iter_mut().zip(sockets) {
             seat.socket = Arc::new(socket);
         }
@@ -347,7 +353,7 @@ impl Tunnel {
         engines.dedup();
         format!(
             "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {} \
-             ({}), lanes {}",
+             ({}), lanes {}{}",
             self.device_name(),
             self.mtu_bytes,
             self.host.external().name,
@@ -363,6 +369,7 @@ impl Tunnel {
             workers.len(),
             workers.first().map_or_else(String::new, priority),
             self.team.lanes,
+            if self.has_sources { ", source ports" } else { "" },
         )
     }
 

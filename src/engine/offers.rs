@@ -1,11 +1,12 @@
-//! Messages that a worker does not even try to send: to peers whose hosts are down, to which the
-//! kernel refuses to send, or which may be there for nobody while the send buffer is short.
+//! Which messages of a plan are offered to the kernel together, and by which socket; and which are
+//! not even tried: to peers whose hosts are down, to which the kernel refuses to send, or which may
+//! be there for nobody while the send buffer is short.
 
 use std::io;
 
 use crate::forward::Context;
 use crate::offload::Message;
-use crate::route::{Reader, Unresolved};
+use crate::route::{HostSet, Reader};
 use crate::stats::{DropReason, PACKET_OVERHEAD};
 
 use super::errno::{SendError, classify_send_error};
@@ -20,37 +21,65 @@ const TRICKLE_BYTES_PER_SECOND: u64 = 256 << 10;
 /// What may have gathered of it: a message of the largest size.
 const TRICKLE_BYTES_MAX: u64 = 128 << 10;
 
-pub(super) struct Withheld {
-    unresolved: Reader<Unresolved>,
+pub(super) struct Offers {
+    /// Hosts that are sent to from this worker's own port.
+    spread: Reader<HostSet>,
+    unresolved: Reader<HostSet>,
     pub(super) refused: Refused,
-    /// Whether the send buffer has room, once somebody has asked this turn.
-    is_roomy: Option<bool>,
+    /// Whether the send buffer has room, of either socket, once somebody has asked this turn.
+    is_roomy: [Option<bool>; 2],
     trickle: Trickle,
 }
 
-impl Withheld {
+impl Offers {
     pub(super) fn new(config: &WorkerConfig) -> Self {
-        let unresolved = config.routes.unresolved();
         Self {
-            unresolved,
+            spread: config.routes.spread(),
+            unresolved: config.routes.unresolved(),
             refused: Refused::default(),
-            is_roomy: None,
+            is_roomy: [None; 2],
             trickle: Trickle::default(),
         }
     }
 
     /// What is known of the send buffer is no longer true.
     pub(super) fn begin_plan(&mut self) {
-        self.is_roomy = None;
+        self.is_roomy = [None; 2];
     }
 
-    /// Why `message` is not to be tried now, if it is not.
+    /// How many of `messages` go next, by one socket, and whether that is the one at this worker's
+    /// own port; or why the first is not to be tried.
+    pub(super) fn next(
+        &mut self,
+        config: &WorkerConfig,
+        context: &Context<'_>,
+        messages: &[Message],
+    ) -> Result<(usize, bool), DropReason> {
+        let by_source = messages.first().is_some_and(|first| self.is_by_source(first));
+        for (count, message) in messages.iter().enumerate() {
+            let same = self.is_by_source(message) == by_source;
+            match self.reason(config, context, message, by_source) {
+                None if same => {}
+                Some(reason) if count == 0 => return Err(reason),
+                _ => return Ok((count, by_source)),
+            }
+        }
+        Ok((messages.len(), by_source))
+    }
+
+    /// Whether it is sent from this worker's own port.
+    pub(super) fn is_by_source(&mut self, message: &Message) -> bool {
+        self.spread.load().contains(*message.destination.ip())
+    }
+
+    /// Why `message` is not to be tried now, by either socket, if it is not.
     #[inline]
-    pub(super) fn reason(
+    fn reason(
         &mut self,
         config: &WorkerConfig,
         context: &Context<'_>,
         message: &Message,
+        is_spread: bool,
     ) -> Option<DropReason> {
         let host = *message.destination.ip();
         if self.unresolved.load().contains(host) {
@@ -62,7 +91,8 @@ impl Withheld {
         if !is_unanswered(config, context, message) {
             return None;
         }
-        let is_roomy = *self.is_roomy.get_or_insert_with(|| config.socket.is_roomy());
+        let is_roomy = &mut self.is_roomy[usize::from(is_spread)];
+        let is_roomy = *is_roomy.get_or_insert_with(|| config.socket.is_roomy(is_spread));
         let goes = is_roomy || self.trickle.takes(in_buffer(message), context.now_ns);
         (!goes).then_some(DropReason::SendUnanswered)
     }
