@@ -33,11 +33,15 @@ def head:
 
 # Figures from a machine that others were using are no basis for a claim.
 def background_note:
-    .background_cpu_percent | if .n == 0 then empty else
+    . as $run | .background_cpu_percent | if .n == 0 then empty else
         "CPU used by others just before each measurement: median \(.median | fixed(0)) %,"
         + " upper quartile \(.q3 | fixed(0)) %"
         + (if .q3 > 10 then " (**the machine was not quiet: do not quote these**)." else "." end)
-    end;
+    end,
+    ($run.steal_percent | if . == null then empty else
+        "Taken by the hypervisor during a measurement: median \(.median | fixed(1)) %, upper quartile"
+        + " \(.q3 | fixed(1)) %; \($run.retakes) measurements were taken again for more than 5 %."
+    end);
 
 def cell($decimals):
     if .failed then "failed" elif .n == 0 then "-"

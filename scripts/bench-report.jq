@@ -144,7 +144,7 @@ def over($base): if . == null or $base == null or $base.median == 0 then null
 
 # Planes that answer for weft: those without a handicap.
 def subjects($summary):
-    [$summary[].plane | select(startswith("weft") and . != "weft-no-offload")] | unique_in_order;
+    [$summary[].plane | select(startswith("weft") and . != "weft-no-offload" and . != "weft-before")] | unique_in_order;
 def is_fast: . == "weft-fast";
 
 # Of a metric that may be 0, such as retransmits, there is no multiple, but a verdict.
@@ -187,5 +187,10 @@ def results($machine; $samples):
        promises: checked($summary; promises; subjects($summary) | map(select(is_fast | not))),
        behind: behind($summary; $metrics),
        background_cpu_percent: ([$samples[].background_cpu_percent // empty] | spread), $samples}
+    # Runs before 2026-11-26 did not ask.
+    | if any($samples[]; .steal_percent)
+      then .steal_percent = ([$samples[].steal_percent // empty] | spread)
+          | .retakes = ([$samples[].retakes // 0] | add)
+      else . end
     | if any($summary[]; .plane | is_fast)
       then .fast_promises = checked($summary; fast_promises; ["weft-fast"]) else . end;

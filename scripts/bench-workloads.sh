@@ -281,6 +281,18 @@ metered_cpu() {
         '{cpu: ($busy / $ticks)} + if $pids == "" then {} else {dataplane: ($plane / $ticks)} end'
 }
 
+# CPU time that a hypervisor gave to others, and all of it, in ticks (proc(5)).
+stolen_ticks() {
+    awk '/^cpu / { print $9, $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9; exit }' /proc/stat
+}
+
+# steal_percent_since "STOLEN ALL": its share since then.
+steal_percent_since() {
+    awk -v before="$1" -v now="$(stolen_ticks)" 'BEGIN {
+        split(before, b, " "); split(now, n, " "); all = n[2] - b[2]
+        printf "%.1f", all > 0 ? 100 * (n[1] - b[1]) / all : 0 }'
+}
+
 # Per cent of all CPU time that went to something else, in the moment before a measurement.
 background_cpu_percent() {
     local before after

@@ -136,6 +136,21 @@ fn verdicts(promises: &Value, metric: &str) -> Vec<(String, String)> {
 }
 
 #[test]
+fn what_the_hypervisor_took_is_told() {
+    let mut samples = vec![sample("weft", "tcp1", "gbps", 7.5); 3];
+    for (sample, (steal, retakes)) in samples.iter_mut().zip([(0.5, 0), (7.0, 3), (1.5, 1)]) {
+        (sample["steal_percent"], sample["retakes"]) = (steal.into(), retakes.into());
+    }
+    let results = results_of_samples(&samples);
+    assert_eq!(
+        (&results["steal_percent"]["median"], &results["retakes"]),
+        (&1.5.into(), &4.into())
+    );
+    let before = results_of_samples(&[sample("weft", "tcp1", "gbps", 7.5)]);
+    assert!(before.get("retakes").is_none(), "runs that did not ask say that nothing was taken");
+}
+
+#[test]
 fn the_fast_path_has_promises_of_its_own() {
     let results = results_of_samples(&[
         sample("vxlan", "ping-busy", "p50_us", 100.0),
