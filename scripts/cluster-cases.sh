@@ -5,6 +5,7 @@
 readonly CASES=(
     rollout nodes_ready pods_addressed ping_across tcp_across udp_across full_packets service_tcp
     service_udp hairpin host_port outside nftables_proxy status_in_pod rolling_update delete_pod
+    two_versions
 )
 # From this version on kube-proxy has a mode for nftables by itself.
 readonly NFTABLES_MINOR=31

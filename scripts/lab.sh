@@ -167,7 +167,8 @@ lab_plane_weft() {
         mkdir -p "$dir/h$end"
         spawn_in "h$end" "$dir/h$end/weftd.log" "$program" "$@" \
             --iface "${UNDERLAY[end]}" --subnet-file "$dir/h$end/subnet.env" \
-            --status-socket "$dir/h$end/weft.sock" --iptables-forward-rules=false
+            --status-socket "$dir/h$end/weft.sock" \
+            --iptables-forward-rules="${LAB_FORWARD_RULES:-false}"
         WEFTD_PID[end]=$SPAWNED
     done
     for end in 1 2; do

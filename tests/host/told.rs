@@ -119,7 +119,11 @@ fn only_what_loses_all_long_packets_is_narrow() {
     }
     overlay.lab.hosts[1].exec(&["nft", "delete", "table", "inet", "n"]);
     drop(long);
-    assert_eq!(finding(), "full-are-lost");
+    let found = finding();
+    // Unless the path has been measured meanwhile, and the full packets are those that it takes.
+    let path_mtu_bytes = overlay.status(0).0["routes"][0]["path_mtu_bytes"].as_u64();
+    let is_known = path_mtu_bytes.is_some_and(|bytes| bytes <= 1300);
+    assert!(found == "full-are-lost" || is_known && found == "answers", "{found}");
 }
 
 /// The host's own echoes are answered all the while, and what its pods send arrives.

@@ -35,9 +35,9 @@ fn renewals(site: &Site, host: usize) -> u64 {
 /// F14.
 #[test]
 fn a_wall_clock_that_jumps_changes_nothing() {
-    const LEASE: Duration = Duration::from_secs(3);
-    // A second of it is over when it is renewed; the rest is for a busy machine.
-    const RENEWED: Duration = Duration::from_secs(2);
+    const LEASE: Duration = Duration::from_secs(6);
+    // A third of it is over when it is renewed; the rest is for a busy machine.
+    const RENEWED: Duration = Duration::from_secs(4);
     // Until the library looks at its file again.
     const JUMPED: Duration = Duration::from_secs(2);
     let files = tempfile::tempdir().unwrap();
@@ -61,7 +61,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
             let began = Instant::now();
             // The end of the lease is told by the wall clock, and nothing else is.
             wait_until(JUMPED + RENEWED, "the clock jumps, and leases are renewed by then", || {
-                [0, 1].iter().all(|&host| (shift(site, host) - seconds).abs() < 10)
+                [0, 1].iter().all(|&host| (shift(site, host) - seconds).abs() < 20)
             });
             let then = [0, 1].map(|host| renewals(site, host));
             wait_until(RENEWED, "leases are renewed after a jump of the clock", || {
