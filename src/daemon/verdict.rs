@@ -222,7 +222,7 @@ fn strangers(status: &Status) -> String {
     let dropped = match (guarded, lately) {
         (0, None) => return String::new(),
         (0, Some(lately)) => format!("weftd dropped {} packets as {reason}", lately.packets),
-        (packets, _) => format!("the guard dropped {packets} packets of strangers"),
+        (packets, _) => format!("the guard dropped {packets} packets of strangers so far"),
     };
     format!(
         " And {dropped}: does that peer send from the address of its lease, and is it translated \
