@@ -54,12 +54,16 @@ updates_without_loss() { has_surge && grep -q maxSurge "$OLD_TREE/deploy/kuberne
 
 # run_version NODE old|new: that version there, whatever the other node has.
 run_version() {
-    manifest_of "$2" | kubectl apply -f - || return 1
-    # Each of the manifests has its own strategy: with this one nothing moves by itself.
-    kubectl -n "$NAMESPACE" patch "$DAEMONS" --type=merge \
-        -p '{"spec":{"updateStrategy":{"type":"OnDelete","rollingUpdate":null}}}' || return 1
+    # With this strategy nothing moves by itself.
+    strategy OnDelete && manifest_of "$2" | kubectl apply -f - && strategy OnDelete || return 1
     kubectl -n "$NAMESPACE" delete pod "$(weft_pod "$1")" || return 1
     wait_until 90 "the $2 weft on $1" runs_version "$1" "$2"
+}
+
+# strategy TYPE: of the DaemonSet's updates.
+strategy() {
+    kubectl -n "$NAMESPACE" patch "$DAEMONS" --type=merge \
+        -p "{\"spec\":{\"updateStrategy\":{\"type\":\"$1\",\"rollingUpdate\":null}}}"
 }
 
 # runs_version NODE old|new: and it is ready.
@@ -108,6 +112,7 @@ case_two_versions() {
         run_version "${NODES[0]}" new && runs_version "${NODES[1]}" old && both_are_well &&
             run_version "${NODES[1]}" new && run_version "${NODES[0]}" old &&
             runs_version "${NODES[1]}" new && both_are_well || kept=1
+        strategy RollingUpdate
         seen+="; beside each other"
     else
         seen+="; never beside each other, for the selectors differ"
