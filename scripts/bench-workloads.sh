@@ -290,7 +290,7 @@ stolen_ticks() {
 steal_percent_since() {
     awk -v before="$1" -v now="$(stolen_ticks)" 'BEGIN {
         split(before, b, " "); split(now, n, " "); all = n[2] - b[2]
-        printf "%.1f", all > 0 ? 100 * (n[1] - b[1]) / all : 0 }'
+        printf "%.1f", (all > 0 ? 100 * (n[1] - b[1]) / all : 0) }'
 }
 
 # Per cent of all CPU time that went to something else, in the moment before a measurement.
