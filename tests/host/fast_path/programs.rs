@@ -18,7 +18,7 @@ use weft::forward::decide::{self, EgressVerdict, IngressVerdict};
 use weft::packet::address::is_ordinary;
 use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::{Ipv4Header, decrement_ttl};
-use weft::route::{Peer, Prefix, Table};
+use weft::route::{Peer, Prefix, SOURCE_PORTS, Table, first_source_port};
 
 use crate::support::bpf::compile;
 use crate::support::pace::by_effort;
@@ -288,7 +288,11 @@ fn delivered_packets_are_those_that_workers_deliver() {
         };
         let mut packet = bench.packet(far, pod);
         bench.damage(&mut packet, 20);
-        let source_port = if bench.rng.u8(..8) == 0 { bench.rng.u16(..) } else { PORT };
+        let source_port = match bench.rng.u8(..16) {
+            0 => bench.rng.u16(..),
+            1 => first_source_port(PORT) + bench.rng.u16(..SOURCE_PORTS),
+            _ => PORT,
+        };
         let mut payload = [source_port.to_be_bytes(), PORT.to_be_bytes()].concat();
         payload.extend((packet.len() as u16 + 8).to_be_bytes());
         let sum = if bench.rng.u8(..8) == 0 { bench.rng.u16(..) } else { 0 };
@@ -323,7 +327,10 @@ fn delivered_packets_are_those_that_workers_deliver() {
         let is_unchecked = datagram[26..28] == [0, 0] && datagram[1] & 3 == 0;
         let is_whole = datagram.len() == inner.len() + OUTER_BYTES && datagram[6] & 0xbf == 0;
         let is_ours = bench.local.is_own_address(header.destination);
-        let ordinary = is_common(&header, inner) && is_received && is_unchecked && is_whole;
+        // A node with programs announces no source ports: what comes from one is the workers'.
+        let is_of_port = sender.port() == PORT;
+        let ordinary =
+            is_common(&header, inner) && is_received && is_unchecked && is_whole && is_of_port;
         assert_eq!(taken.is_some(), ordinary && !is_ours, "ordinary, and no others: {told}");
         if let Some(delivered) = taken {
             taken_count += 1;
