@@ -25,6 +25,7 @@ def head:
     .machine as $machine
     | "\($machine.rounds) interleaved rounds of \($machine.seconds) s; median (quartiles)."
         + " \($machine.cpus) × \($machine.cpu), Linux \($machine.kernel),"
+        + ($machine.congestion_control | if . then " TCP with \(.)," else "" end)
         + " commit \($machine.commit), \($machine.date).",
       ($machine.engines // {} | to_entries | select(. != [])
         | "Engines: " + (map("\(.key) ran \(.value)") | join(", ")) + "."),

@@ -16,6 +16,7 @@ describe_machine() {
         --arg kernel "$(uname -r)" \
         --arg cpu "$(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -n 1)" \
         --argjson cpus "$(nproc)" \
+        --arg congestion_control "$(sysctl -n net.ipv4.tcp_congestion_control)" \
         --arg load_average "$(cut -d ' ' -f 1-3 /proc/loadavg)" \
         --arg commit "$commit" \
         --arg rustc "$(cd "$REPO" && rustc --version)" \

@@ -91,7 +91,7 @@ impl Ingress {
         &mut self,
         context: &Context<'_>,
         arena: &mut [u8],
-        batch: GroBatch,
+        mut batch: GroBatch,
     ) -> Result<(), Full> {
         debug_assert!(self.pending.is_none(), "resume first");
         context.stats.reads.add(1);
@@ -107,11 +107,17 @@ impl Ingress {
             return Ok(());
         }
         let packet = batch.span.of(arena).unwrap_or_default();
-        if self.shedder.sheds(packet, u64::from(packets), context.now_ns) {
+        let shed = self.shedder.shed(packet, packets, context.now_ns);
+        if shed > 0 {
             let (reason, sender) = (DropReason::ReceiveOverload, Some(batch.sender));
-            context.drop(reason, packets as usize, sender, packet);
+            context.drop(reason, shed as usize, sender, packet);
+        }
+        if shed == packets {
             return Ok(());
         }
+        let bytes = shed * u32::from(batch.segment_bytes);
+        batch.span.offset += bytes;
+        batch.span.bytes -= bytes;
         self.pending = Some(batch);
         self.resume(context, arena)
     }

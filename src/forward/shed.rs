@@ -20,6 +20,9 @@ const CREDIT_NS: u64 = 128_000_000;
 /// 2^64 over the golden ratio, odd (Knuth, The Art of Computer Programming, volume 3, 6.4).
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// IPv4's number of TCP.
+const TCP: u8 = 6;
+
 /// Remembers, while there is too much, who sent it.
 #[derive(Debug)]
 pub(super) struct Shedder {
@@ -41,14 +44,20 @@ impl Shedder {
         self.level = (above * LEVEL_MAX / ((SHED_ALL_AT - SHED_FROM) * eighth)).min(LEVEL_MAX);
     }
 
-    /// Whether a batch of `datagrams`, the first of which begins with `packet`, is given up.
+    /// How many of a batch of `datagrams`, the first of which begins with `packet`, are given up:
+    /// none, all, or the first. One lost segment slows a TCP sender down as much as a whole batch
+    /// does (RFC 5681, section 3.1; RFC 6675), and only one is to be sent again.
     #[inline]
-    pub(super) fn sheds(&mut self, packet: &[u8], datagrams: u64, now_ns: u64) -> bool {
-        self.level > 0 && self.is_shed(packet, datagrams, now_ns)
+    pub(super) fn shed(&mut self, packet: &[u8], datagrams: u32, now_ns: u64) -> u32 {
+        if self.level == 0 || !self.is_chosen(packet, datagrams, now_ns) {
+            return 0;
+        }
+        let slows_down = packet.get(9) == Some(&TCP);
+        if slows_down && self.level < LEVEL_MAX { 1 } else { datagrams }
     }
 
     #[cold]
-    fn is_shed(&mut self, packet: &[u8], datagrams: u64, now_ns: u64) -> bool {
+    fn is_chosen(&mut self, packet: &[u8], datagrams: u32, now_ns: u64) -> bool {
         let (Some(addresses), Some(protocol)) = (packet.get(12..20), packet.get(9)) else {
             return true;
         };
@@ -58,15 +67,15 @@ impl Shedder {
             .fold(0, |key: u64, byte| (key ^ u64::from(*byte)).wrapping_mul(SPREAD));
         let place = (key >> (u64::BITS - PLACES.ilog2())) as usize;
         let Some(due_ns) = self.due_ns.get_mut(place) else { return false };
-        let paid_ns = (*due_ns).max(now_ns) + datagrams * DATAGRAM_NS;
+        let paid_ns = (*due_ns).max(now_ns) + u64::from(datagrams) * DATAGRAM_NS;
         if paid_ns <= now_ns + CREDIT_NS {
             *due_ns = paid_ns;
             return false;
         }
         self.owed += self.level;
-        let is_shed = self.owed >= LEVEL_MAX;
+        let is_chosen = self.owed >= LEVEL_MAX;
         self.owed %= LEVEL_MAX;
-        is_shed
+        is_chosen
     }
 }
 
@@ -86,10 +95,10 @@ mod tests {
         let mut shedder = Shedder::new();
         for used in [0, 1000, 5000] {
             shedder.set_fill(used, 8000);
-            assert!((0..1000).all(|_| !shedder.sheds(&packet(1, 17), 64, 1)), "{used}");
+            assert!((0..1000).all(|_| shedder.shed(&packet(1, 17), 64, 1) == 0), "{used}");
         }
         shedder.set_fill(0, 0);
-        assert!(!shedder.sheds(&packet(1, 17), 64, 1));
+        assert_eq!(shedder.shed(&packet(1, 17), 64, 1), 0);
     }
 
     #[test]
@@ -97,7 +106,8 @@ mod tests {
         for (used, expected) in [(5500, 250), (6000, 500), (7000, 1000), (9000, 1000)] {
             let mut shedder = Shedder::new();
             shedder.set_fill(used, 8000);
-            let shed = (0..1000).filter(|_| shedder.sheds(&packet(1, 17), 64, 1)).count();
+            let mut is_shed = || shedder.shed(&packet(1, 17), 64, 1) == 64;
+            let shed = (0..1000).filter(|_| is_shed()).count();
             assert!(shed.abs_diff(expected) < 10, "{used}: {shed}");
         }
     }
@@ -110,14 +120,27 @@ mod tests {
         for tick in 0..10_000_u64 {
             let now_ns = tick * 1_000_000;
             for source in 0..255 {
-                shedder.sheds(&packet(source, 17), 64, now_ns);
+                shedder.shed(&packet(source, 17), 64, now_ns);
             }
             // A hundred a second, also from an address that floods.
             if tick % 10 == 0 {
-                lost += u64::from(shedder.sheds(&packet(7, 1), 1, now_ns));
+                lost += u64::from(shedder.shed(&packet(7, 1), 1, now_ns) != 0);
             }
         }
         assert!(lost == 0, "{lost} of 1000 pings were shed");
-        assert!(shedder.sheds(&[0; 3], 1, 0), "a runt has no sender");
+        assert_eq!(shedder.shed(&[0; 3], 1, 0), 1, "a runt has no sender");
+    }
+
+    #[test]
+    fn tcp_loses_one_segment_of_a_batch_while_that_may_help() {
+        let shed = |used, protocol, datagrams| {
+            let mut shedder = Shedder::new();
+            shedder.set_fill(used, 8000);
+            (0..1000).map(|_| shedder.shed(&packet(1, protocol), datagrams, 1)).max()
+        };
+        assert_eq!(shed(6000, 6, 45), Some(1), "45 segments are sent again for one");
+        assert_eq!(shed(7000, 6, 45), Some(45), "who doesn't slow down fills the buffer");
+        assert_eq!(shed(6000, 6, 1), Some(1));
+        assert_eq!(shed(6000, 17, 45), Some(45), "UDP does not slow down");
     }
 }

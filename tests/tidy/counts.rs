@@ -18,7 +18,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("device", 470, 5000),
     ("engine", 1900, 17400),
     ("fast_path", 600, 5400),
-    ("forward", 740, 6400),
+    ("forward", 750, 6500),
     ("host", 2550, 26000),
     ("netfilter", 1120, 10900),
     ("offload", 820, 7300),

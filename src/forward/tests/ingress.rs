@@ -1,5 +1,7 @@
 //! From the network: what would be written to the TUN device, and where the rest is counted.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -100,6 +102,30 @@ fn a_gro_batch_is_written_as_one() {
     let stats = &walk.world.stats;
     assert_eq!((walk.writes, stats.reads.get(), stats.packets_received.get()), (1, 1, 10));
     assert_eq!(stats.bytes_received.get(), 1280);
+}
+
+#[test]
+fn of_too_much_a_tcp_batch_loses_its_first_segment_and_another_all() {
+    for is_tcp in [true, false] {
+        let mut walk = Walk::new(ALL);
+        walk.ingress.set_fill((6000, 8000));
+        let packet = |number: u32| match is_tcp {
+            true => tcp(FAR, POD, number * 100, &[7; 100]),
+            false => marked(number as u8),
+        };
+        let packets: Vec<_> = (0..10).map(packet).collect();
+        let mut kept_per_batch = BTreeSet::new();
+        for _ in 0..100 {
+            let kept = walk.written.len();
+            walk.receive_batch(PEER, &packets);
+            let kept = hops(&packets).split_off(10 + kept - walk.written.len());
+            assert!(walk.written.ends_with(&kept), "other packets than the last ones");
+            kept_per_batch.insert(kept.len());
+        }
+        let expected = if is_tcp { [9, 10] } else { [0, 10] };
+        assert_eq!(kept_per_batch, BTreeSet::from(expected), "TCP: {is_tcp}");
+        assert!(walk.conserved(), "packets vanish without a reason");
+    }
 }
 
 /// Every malformed or forbidden kind of 128 bytes, with the reason for which it is dropped.
