@@ -146,8 +146,8 @@ fn missing_lock_directory_does_not_stop_traffic() {
         status.is_some_and(|status| status.causes() == [Cause::SubnetFile])
     });
     assert!(!is_ready(host.dir.path()), "not ready without its subnet file");
-    // The lock beside the file, and the file itself; the log is another thread's.
-    wait_until(LEASE_TIMEOUT, "both are told of", || daemon.complaints("/proc/weft") == 2);
+    // The lock beside the file, the file itself and the cache; the log is another thread's.
+    wait_until(LEASE_TIMEOUT, "each is told of once", || daemon.complaints("/proc/weft") == 3);
     let log = daemon.output();
     assert!(host.namespace.succeeds(&["ip", "link", "show", "flannel0"]), "{log}");
     assert_eq!(daemon.stop(Signal::TERM, STOP).code(), Some(0));
