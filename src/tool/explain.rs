@@ -277,7 +277,12 @@ impl<'a> ThisHost<'a> {
                     true => "the kernel's programs or a worker send it",
                     false => "a worker sends it",
                 };
-                Ok(format!("{by} in a UDP datagram from {} to {address}", self.underlay))
+                let or_own = match peer.from_source_ports {
+                    Some(true) => " or its worker's own port",
+                    _ => "",
+                };
+                let from = self.underlay;
+                Ok(format!("{by} in a UDP datagram from {from}{or_own} to {address}"))
             }
             EgressVerdict::Answer(kind, reason) => {
                 Err(format!("{} Its sender is told: {}.", dropped(reason), told(kind)))

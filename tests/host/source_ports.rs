@@ -23,7 +23,11 @@ struct OtherPorts<'a>(&'a Namespace);
 
 impl<'a> OtherPorts<'a> {
     fn counted(host: &'a Namespace, then: &str) -> Self {
-        let rule = format!("udp dport 8285 udp sport != 8285 counter name others {then}");
+        Self::of(host, "!= 8285", then)
+    }
+
+    fn of(host: &'a Namespace, which: &str, then: &str) -> Self {
+        let rule = format!("udp dport 8285 udp sport {which} counter name others {then}");
         let chain = format!("chain c {{ type filter hook prerouting priority -300; {rule}; }}");
         host.exec(&["nft", &format!("table inet w {{ counter others {{ }}; {chain}; }}")]);
         Self(host)
@@ -104,14 +108,19 @@ fn the_workers_share_what_one_host_sends() {
 
 #[test]
 fn a_firewall_that_knows_one_port_costs_no_packet() {
-    let overlay = overlay([2, 2], &[]);
-    let others = OtherPorts::counted(&overlay.lab.hosts[1], "drop");
-    let far = overlay.pod(1).to_string();
-    let count = (A_WHILE.as_millis() / 50).to_string();
-    let argv = ["ping", "-q", "-i0.05", "-W10", "-c", &count, &far];
-    let report = overlay.lab.pods[0].exec(&argv);
-    assert!(report.contains(" 0% packet loss"), "packets leave from ports that are shut: {report}");
-    assert!(others.count() > 0, "nothing was tried");
+    // Or one dead path of several, where routers choose by the ports.
+    for shut in ["!= 8285", "28445", "28446"] {
+        let overlay = overlay([2, 2], &[]);
+        let others = OtherPorts::of(&overlay.lab.hosts[1], shut, "drop");
+        let far = overlay.pod(1).to_string();
+        let count = (A_WHILE.as_millis() / 50).to_string();
+        let argv = ["ping", "-q", "-i0.05", "-W10", "-c", &count, &far];
+        let report = overlay.lab.pods[0].exec(&argv);
+        assert!(report.contains(" 0% packet loss"), "packets leave from port {shut}: {report}");
+        let is_spread = &overlay.status(0).0["routes"][0]["from_source_ports"];
+        assert_eq!(*is_spread, false, "with port {shut} shut, half of the flows reach nobody");
+        assert!(others.count() > 0, "nothing was tried");
+    }
 }
 
 #[test]

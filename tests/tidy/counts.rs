@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4300),
-    ("backend", 5720, 56100),
+    ("backend", 5760, 56500),
     ("bin", 10, 200),
     ("config", 1700, 16300),
     ("daemon", 3520, 35600),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 340, 3200),
     ("status", 580, 4200),
     ("sys", 1170, 12100),
-    ("tool", 4430, 47600),
+    ("tool", 4440, 47600),
 ];
 
 /// Lines and tokens.

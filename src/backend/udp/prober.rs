@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tracing::info;
 
 use crate::backend::peer::echoes::ECHO_BYTES;
 use crate::backend::peer::evidence::{Hosts, LOOK as LOOK_AT_COUNTS, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::{Taken, send_if_new};
+use crate::device::TunnelSocket;
 use crate::packet::echo::Reply;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::WorkerStats;
@@ -57,8 +59,6 @@ pub(super) struct Prober {
     own: Ipv4Addr,
     unresolved: Unresolved,
     source_ports: SourcePorts,
-    /// Echoes that were sent from workers' own ports, each from another worker's.
-    sent_from_sources: usize,
     /// The subnets behind narrow paths and what each path carries.
     pub(super) limits: BTreeMap<Prefix, u16>,
     /// The peers whose paths can't be measured, and each change of them.
@@ -85,7 +85,6 @@ impl Prober {
             own,
             unresolved: Unresolved::default(),
             source_ports: SourcePorts::default(),
-            sent_from_sources: 0,
             limits: BTreeMap::new(),
         }
     }
@@ -153,7 +152,8 @@ impl Prober {
             self.health.set_hosts(hosts(table, tunnel), external);
             let peers = table.peers().iter().filter(|peer| peer.takes_source_ports);
             let target = |peer: &Arc<Peer>| (*peer.address.ip(), peer.subnet.network());
-            self.source_ports.set_peers(&peers.map(target).collect(), now);
+            let ports = sources(seats).count();
+            self.source_ports.set_peers(ports, &peers.map(target).collect(), now);
         }
         let tunnel = *seats[0].socket.address.ip();
         let Self { paths, open, source_ports, .. } = self;
@@ -186,21 +186,28 @@ impl Prober {
 
     /// Sends the echoes that show whether what leaves from workers' own ports arrives.
     fn try_source_ports(&mut self, seats: &[Seat], now: Instant) {
-        let with_source: Vec<_> = seats.iter().filter(|seat| seat.socket.has_source()).collect();
+        let ports: Vec<_> = sources(seats).collect();
         let Self { health, source_ports, .. } = self;
-        if with_source.is_empty() || health.echoes().is_none() {
+        if ports.is_empty() || health.echoes().is_none() {
             return;
         }
-        for (host, target) in source_ports.tick(|host| health.is_in_use(host, now), now) {
+        for ask in source_ports.tick(|host| health.is_in_use(host, now), now) {
             self.sequence = self.sequence.wrapping_add(1);
-            source_ports.asked(host, self.sequence, now);
-            let socket = &with_source[self.sent_from_sources % with_source.len()].socket;
-            self.sent_from_sources += 1;
+            source_ports.asked(ask.host, self.sequence, now);
+            let Some((socket, _)) = ports.get(ask.port) else { continue };
             let Some(echoes) = health.echoes() else { return };
-            let packet = echoes.packet([self.own, target], TRIAL_BYTES, self.sequence);
+            let packet = echoes.packet([self.own, ask.target], TRIAL_BYTES, self.sequence);
             // What can't be sent is not answered.
-            let endpoint = SocketAddrV4::new(host, socket.address.port());
+            let endpoint = SocketAddrV4::new(ask.host, socket.address.port());
             let _unsent = socket.send_from_source(packet, endpoint);
+        }
+        for (host, port) in source_ports.given_up() {
+            let Some((socket, source)) = ports.get(port) else { continue };
+            let tunnel = socket.address.port();
+            info!(
+                "{host} answers no more echoes from UDP port {source}: all workers send to it from \
+                 port {tunnel} until it answers those of all their ports again"
+            );
         }
     }
 
@@ -265,6 +272,11 @@ fn hosts(table: &Table, interface: u32) -> Hosts {
         hosts.entry(*peer.address.ip()).or_default().push(lease);
     }
     hosts
+}
+
+/// The sockets that have a port of their own to send from, with it.
+fn sources(seats: &[Seat]) -> impl Iterator<Item = (&TunnelSocket, u16)> {
+    seats.iter().filter_map(|seat| Some((&*seat.socket, seat.socket.source_port()?)))
 }
 
 /// What was counted of a peer by workers and by the kernel's programs.
