@@ -666,14 +666,15 @@ fn leave_uncounted(host: &Host) {
     others.for_each(|other| host.stats.by_peer.received(other, 0, 0, || true));
 }
 
-/// A card at a few megabits, a socket with room for a dozen packets, and bursts of many more.
+/// A card so slow that a busy machine fills the buffer sooner than it sends, a socket with room for
+/// a dozen packets, and bursts of many more.
 #[test]
 fn a_full_send_buffer_keeps_the_order() {
     let options = Options { send_buffer_bytes: Some(16 << 10), gso: false, ..super::OPTIONS };
     let host = Host::start(options);
     leave_uncounted(&host);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
-    let limit = "tc qdisc add dev wire0 root tbf rate 50mbit burst 3kb limit 4mb";
+    let limit = "tc qdisc add dev wire0 root tbf rate 2mbit burst 3kb limit 4mb";
     host.namespace.exec(&limit.split(' ').collect::<Vec<_>>());
     let bursts = 5u64;
     for burst in 0..bursts {
