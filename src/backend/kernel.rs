@@ -206,7 +206,8 @@ impl KernelBackend {
         let desired = Desired { device, networks: self.networks.clone(), ways };
         self.report_external();
         let is_complete = self.make(&desired, &listing, peers).await?;
-        self.reporter.state(|state| (state.is_up, state.wrong) = (true, None));
+        let wrong = self.host.lost_address().cloned();
+        self.reporter.state(|state| (state.is_up, state.wrong) = (true, wrong));
         Ok(is_complete)
     }
 

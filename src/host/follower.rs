@@ -68,6 +68,9 @@ pub struct HostFollower {
     begun: Instant,
     /// No event is taken before this.
     rest_until: Instant,
+    /// What the external interface lacks, if its address is not there and none is taken in its
+    /// place.
+    lost: Option<String>,
     /// The next listing, events or not.
     due: Instant,
     retry: Duration,
@@ -89,6 +92,7 @@ impl HostFollower {
             away_since: None,
             beside: BTreeMap::new(),
             left: None,
+            lost: None,
             begun: now,
             rest_until: now,
             due: now,
@@ -109,6 +113,12 @@ impl HostFollower {
     /// being replaced.
     pub fn is_briefly_away(&self) -> bool {
         self.away_since.is_some_and(|since| since.elapsed() < AWAY)
+    }
+
+    /// That the external interface's address is gone for longer than that, if no other was taken in
+    /// its place, and what is waited for.
+    pub fn lost_address(&self) -> Option<&String> {
+        self.lost.as_ref()
     }
 
     /// Waits until there may be something to do, and lists. Call [`Self::finish`] when it is done.
@@ -156,7 +166,7 @@ impl HostFollower {
         if let Some(link) = carrier {
             external.name.clone_from(&link.id.name);
             (external.index, external.mtu_bytes) = (link.id.index, link.mtu_bytes);
-            self.away_since = None;
+            (self.away_since, self.lost) = (None, None);
             if std::mem::replace(&mut self.had_carrier, link.has_carrier) && !link.has_carrier {
                 let text = format!(
                     "the link of {} went down: look at the cable, the switch or the virtual \
@@ -223,13 +233,13 @@ impl HostFollower {
             first_seen.is_some_and(|first_seen| now.duration_since(*first_seen) >= STEADY)
         });
         let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+        self.lost = None;
         match next_address(external, found, *follow_address) {
             Ok(Some(ExternalInterface { name, address, .. })) if is_steady && away < STEADY => {
                 let (from, seconds) = (external.address, STEADY.as_secs());
                 let text = format!("{name} no longer has the address {from}");
-                self.logged_address.once(&text, |text| {
-                    warn!("{text}; without it for {seconds} s, weftd takes {address}");
-                });
+                let text = format!("{text}; without it for {seconds} s, weftd takes {address}");
+                self.lose(text);
             }
             Ok(Some(found)) => {
                 // A way back only from an address that stands in.
@@ -240,8 +250,13 @@ impl HostFollower {
                 self.away_since = None;
             }
             Ok(None) => {}
-            Err(text) => self.logged_address.once(&text, |text| warn!("{text}")),
+            Err(text) => self.lose(text),
         }
+    }
+
+    fn lose(&mut self, text: String) {
+        self.logged_address.once(&text, |text| warn!("{text}"));
+        self.lost = Some(text);
     }
 }
 

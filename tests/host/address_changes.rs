@@ -147,9 +147,12 @@ fn unfollowed_address_change_asks_for_a_restart() {
     assert_eq!(said, 1, "said again and again: {}", overlay.daemons[0].output());
     assert!(overlay.daemons[0].ended().is_none(), "it ended");
     assert_eq!(way_to_host_0(&overlay), UNDERLAY[0].to_string(), "the lease followed");
+    let is_told = || overlay.status(0).causes().contains(&Cause::DataplaneHindered);
+    assert!(is_told(), "nothing can leave the host, and its status is green");
     // The address comes back, and traffic with it.
     replace(&overlay, next(0), UNDERLAY[0]);
     overlay.traffic_resumes(CONVERGE, "the old address came back");
+    wait_until(CONVERGE, "the status is green again", || !is_told());
 }
 
 /// As keepalived gives it to whoever serves it now.

@@ -19,7 +19,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1900, 17400),
     ("fast_path", 600, 5400),
     ("forward", 750, 6500),
-    ("host", 2550, 26000),
+    ("host", 2560, 26100),
     ("netfilter", 1120, 10900),
     ("offload", 820, 7300),
     ("packet", 710, 7000),

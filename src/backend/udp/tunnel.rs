@@ -336,8 +336,9 @@ impl Tunnel {
         });
         send_if_new(&self.ground, ground);
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
+        let wrong = self.stays.as_ref().or_else(|| self.host.lost_address()).cloned();
         self.reporter.state(|state| {
-            (state.is_up, state.wrong, state.workers) = (true, self.stays.clone(), workers);
+            (state.is_up, state.wrong, state.workers) = (true, wrong, workers);
             state.tunnel = Some(TunnelEnd::Udp(self.seats[0].socket.address));
             state.description.clone_from(&description);
             state.device = Some(self.device_name().to_owned());
