@@ -110,13 +110,17 @@ fn invalid_entries_lose_no_packet_are_logged_once() {
             let status = Status::of(&site.dir(host)).0;
             assert_eq!(status["store"]["failures"], 0, "junk looks like an outage: {status}");
             let lines = told.lines(daemon);
+            let mut keys_told = 0;
             for (key, _, why) in &junk {
                 let count = junk.iter().filter(|(_, _, other)| other == why).count();
                 assert_eq!(status["store"]["rejected"][why], count, "{why}: {status}");
                 let words = format!("Ignoring \"{key}\"");
                 let times = lines.iter().filter(|line| line.contains(&words)).count();
-                assert_eq!(times, 1, "{key} was told {times} times: {lines:?}");
+                assert!(times <= 1, "{key} was told {times} times: {lines:?}");
+                keys_told += times;
             }
+            // Of many in one listing the first five, and how many more there are.
+            assert!(keys_told >= 5, "{keys_told} of {} were told: {lines:?}", junk.len());
             told.assert_warned(daemon, "");
         }
     });
