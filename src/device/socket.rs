@@ -217,6 +217,11 @@ impl TunnelSocket {
         self.source.as_ref().filter(|_| is_spread).unwrap_or(&self.socket).as_fd()
     }
 
+    /// Whether it has a port of its own to send from.
+    pub fn has_source(&self) -> bool {
+        self.source.is_some()
+    }
+
     /// The port of its own from which it sends, if it has one.
     pub fn source_port(&self) -> Option<u16> {
         self.source.as_ref()?.local_addr().ok().map(|address| address.port())

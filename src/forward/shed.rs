@@ -2,6 +2,8 @@
 //! much. Dropping one costs a twentieth of delivering it, so the worker keeps up, and the kernel
 //! need not drop blindly at the end of the socket's buffer. Pure.
 
+use crate::packet::ipv4::protocol;
+
 /// Eighths of the receive buffer from which on datagrams are shed, and at which all are that may.
 const SHED_FROM: u64 = 5;
 const SHED_ALL_AT: u64 = 7;
@@ -19,9 +21,6 @@ const CREDIT_NS: u64 = 128_000_000;
 
 /// 2^64 over the golden ratio, odd (Knuth, The Art of Computer Programming, volume 3, 6.4).
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// IPv4's number of TCP.
-const TCP: u8 = 6;
 
 /// Remembers, while there is too much, who sent it.
 #[derive(Debug)]
@@ -52,7 +51,7 @@ impl Shedder {
         if self.level == 0 || !self.is_chosen(packet, datagrams, now_ns) {
             return 0;
         }
-        let slows_down = packet.get(9) == Some(&TCP);
+        let slows_down = packet.get(9) == Some(&protocol::TCP);
         if slows_down && self.level < LEVEL_MAX { 1 } else { datagrams }
     }
 

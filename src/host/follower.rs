@@ -237,9 +237,10 @@ impl HostFollower {
         match next_address(external, found, *follow_address) {
             Ok(Some(ExternalInterface { name, address, .. })) if is_steady && away < STEADY => {
                 let (from, seconds) = (external.address, STEADY.as_secs());
-                let text = format!("{name} no longer has the address {from}");
-                let text = format!("{text}; without it for {seconds} s, weftd takes {address}");
-                self.lose(text);
+                self.lose(format!(
+                    "{name} no longer has the address {from}; without it for {seconds} s, weftd \
+                     takes {address}"
+                ));
             }
             Ok(Some(found)) => {
                 // A way back only from an address that stands in.

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::lab::{Lab, Process, SubnetEnv, wait_until};
-use super::pace::Stopwatch;
 use super::status::Status;
 
 /// flannel's usual configuration of the udp backend.
@@ -131,17 +130,11 @@ impl Overlay {
     /// When none is within `limit`.
     #[track_caller]
     pub(crate) fn traffic_resumes(&self, limit: Duration, after: &str) -> Duration {
-        let (started, watch) = (Instant::now(), Stopwatch::start());
+        let started = Instant::now();
         let address = self.pod(1).to_string();
-        let is_answered = || self.lab.pods[0].succeeds(&["ping", "-q", "-c1", "-W0.1", &address]);
-        while !is_answered() {
-            let said = || self.daemons.iter().map(Process::output).collect::<Vec<_>>().join("\n");
-            assert!(
-                !watch.is_over(limit),
-                "within {limit:?} pods did not reach each other after {after}; weftd said:\n{}",
-                said()
-            );
-        }
+        wait_until(limit, &format!("pods reach each other after {after}"), || {
+            self.lab.pods[0].succeeds(&["ping", "-q", "-c1", "-W0.1", &address])
+        });
         started.elapsed()
     }
 }

@@ -20,7 +20,7 @@ use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
-use super::source_ports::SourcePorts;
+use super::source_ports::{SourcePorts, TRIES};
 use super::team::Seat;
 use super::unresolved::Unresolved;
 
@@ -194,7 +194,7 @@ impl Prober {
         for ask in source_ports.tick(|host| health.is_in_use(host, now), now) {
             self.sequence = self.sequence.wrapping_add(1);
             source_ports.asked(ask.host, self.sequence, now);
-            let Some((socket, _)) = ports.get(ask.port) else { continue };
+            let Some(socket) = ports.get(ask.port) else { continue };
             let Some(echoes) = health.echoes() else { return };
             let packet = echoes.packet([self.own, ask.target], TRIAL_BYTES, self.sequence);
             // What can't be sent is not answered.
@@ -202,11 +202,12 @@ impl Prober {
             let _unsent = socket.send_from_source(packet, endpoint);
         }
         for (host, port) in source_ports.given_up() {
-            let Some((socket, source)) = ports.get(port) else { continue };
+            let Some(socket) = ports.get(port) else { continue };
+            let Some(source) = socket.source_port() else { continue };
             let tunnel = socket.address.port();
             info!(
-                "{host} answers no more echoes from UDP port {source}: all workers send to it from \
-                 port {tunnel} until it answers those of all their ports again"
+                "no echo to {host} from UDP port {source} was answered {TRIES} times in a row: all \
+                 workers send to it from port {tunnel} until those from all their ports are again"
             );
         }
     }
@@ -274,9 +275,9 @@ fn hosts(table: &Table, interface: u32) -> Hosts {
     hosts
 }
 
-/// The sockets that have a port of their own to send from, with it.
-fn sources(seats: &[Seat]) -> impl Iterator<Item = (&TunnelSocket, u16)> {
-    seats.iter().filter_map(|seat| Some((&*seat.socket, seat.socket.source_port()?)))
+/// The sockets that have a port of their own to send from.
+fn sources(seats: &[Seat]) -> impl Iterator<Item = &TunnelSocket> {
+    seats.iter().map(|seat| &*seat.socket).filter(|socket| socket.has_source())
 }
 
 /// What was counted of a peer by workers and by the kernel's programs.

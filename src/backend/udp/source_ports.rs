@@ -22,7 +22,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 
 /// So many in a row from one port show that they don't arrive: of a path that loses three in ten,
 /// one time in a hundred.
-const TRIES: u32 = 4;
+pub(super) const TRIES: u32 = 4;
 
 /// Peers that are asked in one round, so that thousands are no burst.
 const ASKED_MAX: usize = 32;
