@@ -100,7 +100,13 @@ impl LocalWatch {
     pub(super) async fn next(&mut self) -> StoreResult<Vec<Change>> {
         loop {
             sleep_until(self.due).await;
+            let writes = self.files.writes();
             let mut snapshot = self.files.apart(Files::list).await?;
+            if self.files.writes() != writes {
+                // Our own last write was answered meanwhile: what was read before it would look as
+                // if somebody had replaced it.
+                continue;
+            }
             let leases = u32::try_from(snapshot.leases.len()).unwrap_or(u32::MAX);
             self.due = Instant::now() + READ_PERIOD + READ_PAUSE_PER_LEASE * leases;
             // The order of a directory means nothing; sorted, equal sets compare as equal.

@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -43,6 +44,8 @@ pub(super) struct Files {
     root: PathBuf,
     /// Which directory was last listed, by device and inode.
     listed: Arc<Mutex<Option<(u64, u64)>>>,
+    /// How often this process gave the right to write back.
+    writes: Arc<AtomicU64>,
 }
 
 /// The right to write, until dropped.
@@ -53,7 +56,7 @@ pub(super) struct Locked<'a> {
 
 impl Files {
     pub(super) fn new(root: PathBuf) -> Self {
-        Self { root, listed: Arc::default() }
+        Self { root, ..Self::default() }
     }
 
     /// Does `work`, which blocks, on a thread of its own.
@@ -64,6 +67,11 @@ impl Files {
         let files = self.clone();
         let failed = |error: io::Error| StoreError::unavailable("local store", error.to_string());
         on_own_thread(move || work(&files)).await.map_err(failed)?
+    }
+
+    /// How many writes of this process have ended: a listing during which one did may be older.
+    pub(super) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Acquire)
     }
 
     pub(super) fn subnets_path(&self) -> PathBuf {
@@ -148,6 +156,12 @@ impl Files {
                 Err(source) => return Err(failed("lock", &path, source)),
             }
         }
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.files.writes.fetch_add(1, Ordering::AcqRel);
     }
 }
 
