@@ -36,7 +36,8 @@ pub(super) struct LocalWatch {
     files: Files,
     /// When the directory is read next.
     due: Instant,
-    last: Option<Snapshot>,
+    /// What was shown last, and after how many writes of this process.
+    last: Option<(u64, Snapshot)>,
 }
 
 impl LocalStore {
@@ -112,8 +113,9 @@ impl LocalWatch {
             // The order of a directory means nothing; sorted, equal sets compare as equal.
             snapshot.leases.sort_by(|a, b| a.key.cmp(&b.key));
             snapshot.rejected.sort_by(|a, b| a.key.cmp(&b.key));
-            if self.last.as_ref() != Some(&snapshot) {
-                let before = self.last.replace(snapshot.clone());
+            // After a write of ours the same is news: what we wrote is gone again.
+            let before = self.last.replace((writes, snapshot.clone()));
+            if before != self.last {
                 // Live comes last: what vanished before the first reading was not watched.
                 let live = before.is_none().then_some(Change::Live { revision: 0 });
                 return Ok([Change::Everything(snapshot)].into_iter().chain(live).collect());

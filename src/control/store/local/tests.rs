@@ -227,6 +227,19 @@ async fn the_watch_shows_nothing_older_than_an_answered_write() {
     panic!("no reading lasts until a write");
 }
 
+/// Else a node that took its lapsed lease again and lost it within a second goes on without it.
+#[tokio::test]
+async fn the_watch_shows_that_our_own_write_is_gone_again() {
+    let lab = Lab::new();
+    let mut watch = lab.store.watch().await.unwrap();
+    assert!(matches!(watch.next().await.unwrap()[0], Change::Everything(_)));
+    let held = lab.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
+    fs::remove_file(lab.path("subnets").join(&held.key)).unwrap();
+    let events = timeout(10 * READ_PERIOD, watch.next()).await.expect("the watch is silent");
+    let [Change::Everything(snapshot)] = &events.unwrap()[..] else { panic!("no listing") };
+    assert_eq!(snapshot.leases, []);
+}
+
 #[tokio::test]
 async fn missing_directory_is_outage_and_not_recreated() {
     let lab = Lab::new();
