@@ -116,7 +116,7 @@ struct counts {
 #define STREAM_PACKETS 64
 #define STREAM_WINDOW_NS 1000000
 // The workers carry a stream until it has paused for so long: by then they have sent all of it, and
-// what follows here overtakes nothing.
+// what follows here overtakes nothing, unless they wait longer than that for a processor.
 #define STREAM_PAUSE_NS 100000000
 // Addresses whose hashes agree so far are counted together.
 #define STREAMS_MAX 4096

@@ -281,12 +281,12 @@ fn tokens_end(version: Version) {
         let listed = store.list().await.unwrap();
         let (revision, held) = (listed.revision, listed.leases[0].clone());
         let before = members.counted(AUTHENTICATED);
-        sleep(TOKEN_TTL * 4).await;
-        let listed = running.manager.status().read().relists;
-        let renewed = members.counted(AUTHENTICATED) - before;
+        let listed = || running.manager.status().read().relists;
+        until("it lists several times", || listed() >= 3).await;
+        let (renewed, listed) = (members.counted(AUTHENTICATED) - before, listed());
         println!("{version:?}: {listed} listings, {renewed} tokens");
-        assert!(listed >= 2, "the test lists too seldom: {listed}");
-        assert!((1..=listed).contains(&renewed), "{renewed} tokens for {listed} listings");
+        // One listing may be under way.
+        assert!((1..=listed + 1).contains(&renewed), "{renewed} tokens for {listed} listings");
         assert_eq!(
             running.manager.status().read().store.failures,
             0,

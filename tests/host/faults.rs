@@ -16,6 +16,7 @@ use crate::support::cluster::{Cluster, host_address};
 use crate::support::cost::process_time;
 use crate::support::lab::{Namespace, Process, SubnetEnv, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, port, tcp_transfer, udp_socket};
 
@@ -232,8 +233,8 @@ impl Three {
             good.stop.store(true, Ordering::Relaxed);
             bad.stop.store(true, Ordering::Relaxed);
             sending.into_iter().for_each(|sender| sender.join().expect("a sender ends"));
-            let deadline = Instant::now() + Duration::from_secs(2);
-            while good.missing() > 0 && Instant::now() < deadline {
+            let watch = Stopwatch::start();
+            while good.missing() > 0 && !watch.is_over(Duration::from_secs(2)) {
                 thread::sleep(Duration::from_millis(10));
             }
             good.drained.store(true, Ordering::Relaxed);

@@ -24,6 +24,7 @@ use weft::route::{Peer, Published, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
 
 use super::lab::{Namespace, wait_until};
+use super::pace::Stopwatch;
 use super::traffic::uninterrupted;
 
 /// Outer addresses and ports of the worker and of its peer.
@@ -259,7 +260,7 @@ impl PodDevice {
 
     /// The next packet; `None` when none comes in time.
     pub fn read(&self, timeout: Duration) -> Option<Vec<u8>> {
-        let deadline = Instant::now() + timeout;
+        let watch = Stopwatch::start();
         let mut frame = vec![0; VNET_HEADER_BYTES + (1 << 16)];
         loop {
             if let Ok(bytes) = self.tun.read(&mut frame) {
@@ -268,7 +269,7 @@ impl PodDevice {
                 assert!(whole, "the kernel left work on a device without offload");
                 return Some(packet.to_vec());
             }
-            if Instant::now() > deadline {
+            if watch.is_over(timeout) {
                 return None;
             }
             std::thread::sleep(Duration::from_millis(1));

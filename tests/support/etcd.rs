@@ -5,11 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
+
+use super::pace::Stopwatch;
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -90,7 +92,7 @@ impl Etcd {
     }
 
     fn wait_until_healthy(&mut self) {
-        let deadline = Instant::now() + START_TIMEOUT;
+        let watch = Stopwatch::start();
         loop {
             // The port first: etcdctl takes seconds to notice that nobody listens.
             if TcpStream::connect(self.address()).is_ok()
@@ -100,7 +102,7 @@ impl Etcd {
             }
             let exited = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(
-                exited.is_none() && Instant::now() < deadline,
+                exited.is_none() && !watch.is_over(START_TIMEOUT),
                 "etcd is not healthy ({exited:?}); its log:\n{}",
                 std::fs::read_to_string(self.path("etcd.log")).unwrap_or_default()
             );

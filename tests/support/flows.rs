@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::lab::Namespace;
+use super::pace::Stopwatch;
 
 /// Between two blocks of a flow.
 const PERIOD: Duration = Duration::from_millis(20);
@@ -101,8 +102,8 @@ impl Flows {
                 near.iter_mut().for_each(Flow::read);
                 thread::sleep(PERIOD);
             }
-            let deadline = Instant::now() + LAST_ECHO;
-            while near.iter().any(Flow::waits) && Instant::now() < deadline {
+            let watch = Stopwatch::start();
+            while near.iter().any(Flow::waits) && !watch.is_over(LAST_ECHO) {
                 near.iter_mut().for_each(Flow::read);
                 thread::sleep(Duration::from_millis(5));
             }

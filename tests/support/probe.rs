@@ -8,11 +8,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::flows::{FlowReport, Flows};
 use super::lab::{Namespace, wait_until};
-use super::pace::by_effort;
+use super::pace::{Stopwatch, by_effort};
 use super::status::Status;
 use super::traffic::{Numbered, kernel_counter, port, udp_socket};
 
@@ -96,8 +96,8 @@ impl Probe {
             for sender in senders {
                 sender.join().expect("a sender sends to the end");
             }
-            let deadline = Instant::now() + DRAIN;
-            while probe.lost() > 0 && Instant::now() < deadline {
+            let watch = Stopwatch::start();
+            while probe.lost() > 0 && !watch.is_over(DRAIN) {
                 thread::sleep(Duration::from_millis(10));
             }
             drop(stop);

@@ -235,7 +235,7 @@ pub(crate) struct Numbered {
     pub(crate) refused: AtomicU64,
     /// Different numbers received.
     pub(crate) received: AtomicU64,
-    /// Arrivals that came after a higher number.
+    /// Arrivals that came after a higher number of the same burst.
     pub(crate) reordered: AtomicU64,
     /// Nanoseconds since the start of the longest pause between two arrivals.
     pub(crate) longest_gap_ns: AtomicU64,
@@ -282,7 +282,8 @@ impl Numbered {
             else {
                 continue;
             };
-            if number < next {
+            // Of one burst: see [`Bursts`].
+            if number < next && number >> Bursts::SHIFT == (next - 1) >> Bursts::SHIFT {
                 self.reordered.fetch_add(1, Ordering::Relaxed);
             }
             next = next.max(number + 1);
@@ -300,6 +301,31 @@ impl Numbered {
         // A datagram may arrive before its sender has counted it.
         let received = self.received.load(Ordering::Relaxed);
         self.sent.load(Ordering::Relaxed).saturating_sub(received)
+    }
+}
+
+/// Numbers for datagrams that are sent as fast as the sender gets a processor. Where it had to wait
+/// for one, a new burst begins, by the high bits: what follows a pause may take another way.
+#[derive(Debug, Default)]
+pub(crate) struct Bursts {
+    number: u64,
+    sent: Option<Instant>,
+}
+
+impl Bursts {
+    const SHIFT: u32 = 48;
+    /// Well below the pauses that the dataplane goes by.
+    const PAUSE: Duration = Duration::from_millis(20);
+
+    pub(crate) fn next(&mut self) -> u64 {
+        let now = Instant::now();
+        let paused = self.sent.replace(now).is_some_and(|sent| now - sent > Self::PAUSE);
+        self.number = if paused {
+            ((self.number >> Self::SHIFT) + 1) << Self::SHIFT
+        } else {
+            self.number + 1
+        };
+        self.number
     }
 }
 

@@ -15,7 +15,7 @@ use weft::sys::udp::{Datagrams, SendBatch};
 use crate::support::lab::{Namespace, PLAIN_CARD, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
 use crate::support::traffic::{
-    Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket, uninterrupted,
+    Bursts, Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket, uninterrupted,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -97,12 +97,11 @@ fn fast_streams_go_by_workers_in_order() {
     let target = SocketAddr::from((pods[1], port(&sockets[1])));
     let stream = Numbered::default();
     let before = sent_by_workers(&overlay);
-    let mut number = 0_u64;
+    let mut bursts = Bursts::default();
     let mut send = |count| {
         for _ in 0..count {
-            let sent = sockets[0].send_to(&number.to_be_bytes(), target);
+            let sent = sockets[0].send_to(&bursts.next().to_be_bytes(), target);
             sent.expect("the pod's kernel takes datagrams");
-            number += 1;
         }
     };
     let reordered = thread::scope(|scope| {
@@ -279,16 +278,15 @@ fn flows_of_mixed_sizes_stay_in_order() {
     let before = sent_by_workers(&overlay);
     thread::scope(|scope| {
         scope.spawn(|| stream.receive(&sockets[1]));
-        let mut number = 0_u64;
+        let mut bursts = Bursts::default();
         wait_until(PATIENCE, "workers carry a stream as fast as the pod can send", || {
-            for _ in 0..1000 {
+            for number in 0..1000 {
                 // Small ones, one that fills a packet, and one that the pod's kernel cuts.
-                let bytes = [16, 16, 16, 16, 16, 1400, 16, 2000][number as usize % 8];
+                let bytes = [16, 16, 16, 16, 16, 1400, 16, 2000][number % 8];
                 let mut payload = vec![0; bytes];
-                payload[..8].copy_from_slice(&number.to_be_bytes());
+                payload[..8].copy_from_slice(&bursts.next().to_be_bytes());
                 sockets[0].send_to(&payload, target).expect("the pod's kernel takes datagrams");
-                number += 1;
-                if number.is_multiple_of(200) {
+                if number % 200 == 199 {
                     thread::sleep(Duration::from_millis(2));
                 }
             }

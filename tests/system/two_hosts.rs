@@ -10,6 +10,7 @@ use rustix::process::Signal;
 
 use crate::support::lab::{SubnetEnv, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::traffic::{
     Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket,
@@ -438,8 +439,8 @@ fn stream_is_whole(overlay: &Overlay) {
         });
         load.stop.store(true, Ordering::Relaxed);
         sender.join().expect("the sender does not panic");
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while load.missing() > 0 && Instant::now() < deadline {
+        let watch = Stopwatch::start();
+        while load.missing() > 0 && !watch.is_over(Duration::from_secs(2)) {
             thread::sleep(Duration::from_millis(10));
         }
         load.drained.store(true, Ordering::Relaxed);

@@ -193,8 +193,8 @@ impl Load {
             load.numbered.stop.store(true, Ordering::Relaxed);
             sender.join().unwrap();
             let written = writer.join().expect("the TCP flow broke");
-            let deadline = Instant::now() + Duration::from_secs(2);
-            while load.numbered.missing() > 0 && Instant::now() < deadline {
+            let watch = Stopwatch::start();
+            while load.numbered.missing() > 0 && !watch.is_over(Duration::from_secs(2)) {
                 thread::sleep(Duration::from_millis(10));
             }
             load.numbered.drained.store(true, Ordering::Relaxed);
