@@ -88,7 +88,8 @@ fn simultaneous_starts_get_subnets_with_few_requests() {
              {}), {failures} failures",
             retries[nodes - 1]
         );
-        assert!(p99 <= 4, "a node loses {p99} races");
+        // On a slow machine more of them have listed before anybody writes.
+        assert!(p99 <= by_effort(16, 4), "a node loses {p99} races");
         // One to find the endpoint, configuration, listing, two etcd leases, claim, subnet. On a
         // machine that is busy one of them may take too long: then, at most, the start begins anew.
         let bound = 7 * (nodes as u64 + failures) + all;

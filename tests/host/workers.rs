@@ -1,6 +1,7 @@
 //! Several workers in one weftd: every flow stays in order, every worker's counters add up, and
 //! what one worker survives, several survive.
 
+use std::iter::repeat_with;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -21,6 +22,8 @@ const STOP: Duration = Duration::from_secs(1);
 const REPAIR: Duration = Duration::from_secs(1);
 /// All workers of a daemon end within this time.
 const STOP_WORKERS: Duration = Duration::from_millis(100);
+/// How long what is on its way may take to arrive.
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// Flows at once. One run in 25 leaves a worker of four without any (4 x 0.75^16).
 const FLOWS: usize = 16;
@@ -117,7 +120,9 @@ fn flows_stay_in_order_across_all_workers() {
 }
 
 fn one_way_flows(overlay: &Overlay, count: usize) {
-    let flows: Vec<Numbered> = (0..FLOWS).map(|_| Numbered::default()).collect();
+    // As many as a pod's usual buffer holds.
+    let flow = || Numbered { in_flight_max: Some(200), ..Numbered::default() };
+    let flows: Vec<Numbered> = repeat_with(flow).take(FLOWS).collect();
     let mut under_load = Vec::new();
     thread::scope(|scope| {
         for (index, flow) in (1..).zip(&flows) {
@@ -135,7 +140,10 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
             under_load.push(Status::of(&overlay.dir(0)));
         }
         flows.iter().for_each(|flow| flow.stop.store(true, Ordering::Relaxed));
-        thread::sleep(Duration::from_millis(300));
+        let watch = Stopwatch::start();
+        while flows.iter().any(|flow| flow.missing() > 0) && !watch.is_over(DRAIN) {
+            thread::sleep(Duration::from_millis(10));
+        }
         flows.iter().for_each(|flow| flow.drained.store(true, Ordering::Relaxed));
     });
     under_load.iter().for_each(check_sums);

@@ -239,6 +239,9 @@ pub(crate) struct Numbered {
     pub(crate) reordered: AtomicU64,
     /// Nanoseconds since the start of the longest pause between two arrivals.
     pub(crate) longest_gap_ns: AtomicU64,
+    /// How many may be on their way, if there is a limit: then a machine too slow for the rate
+    /// loses none in buffers that nobody reads in time.
+    pub(crate) in_flight_max: Option<u64>,
     /// Ends the sender.
     pub(crate) stop: AtomicBool,
     /// Ends the receiver.
@@ -256,6 +259,8 @@ impl Numbered {
         while !self.stop.load(Ordering::Relaxed) {
             let elapsed_ns = u64::try_from(started.elapsed().as_nanos()).expect("a short test");
             let due = elapsed_ns * rate / 1_000_000_000;
+            let received = self.received.load(Ordering::Relaxed);
+            let due = self.in_flight_max.map_or(due, |most| due.min(received + most)).max(number);
             // A sender that slept too long catches up in small steps, not in one burst.
             for _ in 0..(due - number).min(32) {
                 packet[..8].copy_from_slice(&number.to_be_bytes());

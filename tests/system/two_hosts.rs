@@ -328,7 +328,7 @@ fn icmp_errors_reach_pod_with_default_sysctls() {
 #[test]
 fn status_counts_every_ping_exactly() {
     const PINGS: u64 = 200;
-    let overlay = Overlay::start();
+    let overlay = Overlay::start_with(CONFIG, [&["--engine=mmsg"], &["--engine=mmsg"]]);
     // Router solicitations of the kernel come right after the start.
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let far = overlay.pod(1).to_string();
@@ -345,31 +345,30 @@ fn status_counts_every_ping_exactly() {
         counted.push([0, 1].map(|host| forwarded(&before[host], &after[host])));
     }
     let socket = overlay.dir(0).join("weft.sock");
-    let weft = env!("CARGO_BIN_EXE_weft");
-    let mut command = std::process::Command::new(weft);
-    let output = command.args(["status", "--socket"]).arg(&socket).output().unwrap();
-    let screen = String::from_utf8_lossy(&output.stdout).into_owned();
+    let weft = |what: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
+        let output = command.args([what, "--socket"]).arg(&socket).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let mut screen = String::new();
+    // An echo may come between two looks.
+    wait_until(Duration::from_secs(10), "status and metrics show what was forwarded", || {
+        let forwarded = settled(&overlay)[0].count("egress", "packets_forwarded");
+        let sample =
+            format!("flannel_packets_forwarded_total{{direction=\"egress\"}} {forwarded}\n");
+        screen = weft("status");
+        screen.contains(&format!("{forwarded} packets,")) && weft("metrics").contains(&sample)
+    });
     println!("{screen}");
-    assert!(output.status.success(), "{screen}");
     let lease = &overlay.leases;
-    let expected = [
+    for text in [
         format!("{}/24 of 10.5.0.0/16, public address {}", lease[0].network(), UNDERLAY[0]),
         "peers      1: 1 ".to_owned(),
         "flannel0 mtu 1472 over wire0 at 172.20.0.1:8285: engine mmsg".to_owned(),
-        format!("{} packets,", after[0].count("egress", "packets_forwarded")),
-    ];
-    for text in expected {
+    ] {
         assert!(screen.contains(&text), "`weft status` does not show {text:?}: {screen}");
     }
-    let metrics = std::process::Command::new(weft)
-        .args(["metrics", "--socket"])
-        .arg(&socket)
-        .output()
-        .unwrap();
-    let metrics = String::from_utf8_lossy(&metrics.stdout).into_owned();
-    let forwarded = after[0].count("egress", "packets_forwarded");
-    let sample = format!("flannel_packets_forwarded_total{{direction=\"egress\"}} {forwarded}\n");
-    assert!(metrics.contains(&sample), "{metrics}");
 }
 
 fn settled(overlay: &Overlay) -> [Status; 2] {

@@ -46,7 +46,10 @@ fn hundred_simultaneous_starts_lose_no_packet() {
                 let identity = NodeIdentity { hostname, machine_id: None, boot_id };
                 let manager = manager_at(&url()).with_identity(identity);
                 let address = LeaseAttributes::udp(Ipv4Addr::from_bits(0xC633_6401 + number));
-                manager.network_config().await.expect("etcd answers");
+                // As a daemon asks until it is answered.
+                while manager.network_config().await.is_err() {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
                 let own = acquire_at_last(&manager, &network(), &address).await;
                 (own.lease.subnet, manager.status().read().conflicts)
             });

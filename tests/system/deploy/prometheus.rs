@@ -201,8 +201,10 @@ fn dashboard_and_alerts_ask_for_what_nodes_export() {
 fn metrics_are_as_prometheus_wants_them() {
     let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8286);
     let flag = format!("--metrics-address={address}");
-    let overlay =
-        Overlay::start_with(CONFIG, [&[flag.as_str(), "--fast-path=off", "--guard"], &[]]);
+    let overlay = Overlay::start_with(
+        CONFIG,
+        [&[flag.as_str(), "--fast-path=off", "--guard", "--engine=mmsg"], &[]],
+    );
     let scrape = || {
         overlay.lab.hosts[0].enter(|| {
             let mut stream = TcpStream::connect(address).ok()?;
