@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use crate::deploy::{deploy, text};
 use crate::support::overlay::CONFIG;
 
-/// Boot, one start of weftd, one restart and a stop take a few seconds.
-const BOOT_LIMIT_S: &str = "240";
+/// Boot, one start of weftd, one restart and a stop take a few seconds; on a busy machine, minutes.
+const BOOT_LIMIT_S: &str = "900";
 
 /// The commands that run inside; each output follows a line `== NAME`.
 const PROBE: &str = r"#!/bin/bash
