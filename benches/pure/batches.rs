@@ -1,12 +1,13 @@
 //! Batches of packets, ready to be forwarded again and again, for the benchmarks and for the
 //! instruction counts: what a worker does in one turn, without its system calls.
 
-use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
+use std::rc::Rc;
 
 use weft::forward::{Egress, GroBatch, Ingress};
 use weft::offload::{
-    CoalesceLimits, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
+    CoalesceLimits, Coalescer, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES,
+    VnetHeader,
 };
 use weft::packet::Span;
 use weft::packet::ecn::Ecn;
@@ -34,7 +35,7 @@ const HEAD_BYTES: usize = 52;
 
 /// Batches that differ in their destinations, so that the caches know no more of the next one
 /// than they would in a worker.
-const ROUNDS: usize = 512;
+pub(crate) const ROUNDS: usize = 512;
 
 const SEGMENTS_MAX: u16 = 128;
 
@@ -50,9 +51,38 @@ pub(crate) trait Batch {
     fn pass(&mut self) -> usize;
 }
 
+/// Several workers' turns, one after the other: they share the table, and the caches.
+struct Workers(Vec<Box<dyn Batch>>);
+
+impl Workers {
+    /// Each sends small packets to random ones of so many peers, and receives such.
+    fn among(peer_count: usize, workers: usize) -> Self {
+        let world = Rc::new(World::new(peer_count));
+        let both = |_| -> [Box<dyn Batch>; 2] {
+            let sent = EgressBatch::small(&world, false);
+            [Box::new(sent), Box::new(IngressBatch::small_singles(&world))]
+        };
+        Self((0..workers).flat_map(both).collect())
+    }
+}
+
+impl Batch for Workers {
+    fn packets(&self) -> usize {
+        self.0.iter().map(|batch| batch.packets()).sum()
+    }
+
+    fn refresh(&mut self) {
+        self.0.iter_mut().for_each(|batch| batch.refresh());
+    }
+
+    fn pass(&mut self) -> usize {
+        self.0.iter_mut().map(|batch| batch.pass()).sum()
+    }
+}
+
 /// Packets from the TUN device.
 pub(crate) struct EgressBatch {
-    world: World,
+    world: Rc<World>,
     egress: Egress,
     arena: Vec<u8>,
     reads: Vec<([u8; VNET_HEADER_BYTES], Span)>,
@@ -62,8 +92,9 @@ pub(crate) struct EgressBatch {
 }
 
 impl EgressBatch {
-    /// Small packets to random ones of `peer_count` peers; with GSO or one datagram a send.
-    pub(crate) fn small(peer_count: usize, gso: bool) -> Self {
+    /// Small packets to random ones of the peers; with GSO or one datagram a send.
+    fn small(world: &Rc<World>, gso: bool) -> Self {
+        let peer_count = world.table.peers().len();
         let mut rng = fastrand::Rng::with_seed(4);
         let packets = (0..ROUNDS * BATCH_PACKETS).map(|index| {
             let to = pod_of(rng.usize(0..peer_count));
@@ -71,11 +102,11 @@ impl EgressBatch {
         });
         let checksum = Some(PartialChecksum { start: 20, offset: 6 });
         let vnet_header = VnetHeader { checksum, segmentation: None };
-        Self::new(peer_count, gso, BATCH_PACKETS, packets.collect(), vnet_header, 1)
+        Self::new(world, gso, BATCH_PACKETS, packets.collect(), vnet_header, 1)
     }
 
     /// Two full TCP super-packets, as much as a turn reads.
-    pub(crate) fn full() -> Self {
+    fn full() -> Self {
         let whole = packet(TCP, (POD, pod_of(0)), 1, FULL_PACKETS * FULL_BYTES);
         let packets = vec![with_partial_checksum(whole); 2];
         let vnet_header = VnetHeader {
@@ -83,11 +114,11 @@ impl EgressBatch {
             segmentation: NonZeroU16::new(FULL_BYTES as u16)
                 .map(|payload_bytes| Segmentation { kind: SegmentationKind::Tcp, payload_bytes }),
         };
-        Self::new(1, true, 2, packets, vnet_header, FULL_PACKETS)
+        Self::new(&Rc::new(World::new(1)), true, 2, packets, vnet_header, FULL_PACKETS)
     }
 
     fn new(
-        peer_count: usize,
+        world: &Rc<World>,
         gso: bool,
         reads: usize,
         packets: Vec<Vec<u8>>,
@@ -104,7 +135,7 @@ impl EgressBatch {
         let segments_max = if gso { SEGMENTS_MAX } else { 1 };
         let head = |packet: &Vec<u8>| *packet.first_chunk().expect("longer than its headers");
         Self {
-            world: World::new(peer_count),
+            world: Rc::clone(world),
             egress: Egress::new(segments_max, headers_at),
             arena,
             reads: (0..reads).map(|index| (vnet_header, at(index))).collect(),
@@ -157,82 +188,102 @@ impl Drop for EgressBatch {
 
 /// GRO batches from the network.
 pub(crate) struct IngressBatch {
-    world: World,
+    world: Rc<World>,
     ingress: Ingress,
     arena: Vec<u8>,
     batches: Vec<GroBatch>,
     heads: Vec<(usize, [u8; HEAD_BYTES])>,
+    rounds: usize,
+    round: usize,
 }
 
 impl IngressBatch {
     /// One GRO batch of small packets.
-    pub(crate) fn small_batch() -> Self {
-        Self::new(UDP, BATCH_PACKETS, SMALL_BYTES, BATCH_PACKETS)
+    fn small_batch(world: &Rc<World>) -> Self {
+        Self::new(world, UDP, (BATCH_PACKETS, SMALL_BYTES), BATCH_PACKETS, 1)
     }
 
-    /// As many small packets, each in a datagram of its own.
-    pub(crate) fn small_singles() -> Self {
-        Self::new(UDP, BATCH_PACKETS, SMALL_BYTES, 1)
+    /// As many small packets, each in a datagram of its own, from random ones of the peers.
+    fn small_singles(world: &Rc<World>) -> Self {
+        Self::new(world, UDP, (BATCH_PACKETS, SMALL_BYTES), 1, ROUNDS)
     }
 
     /// Two GRO batches of full TCP packets, as many as fit.
-    pub(crate) fn full() -> Self {
-        Self::new(TCP, 2 * (FULL_PACKETS - 1), FULL_BYTES, FULL_PACKETS - 1)
+    fn full(world: &Rc<World>) -> Self {
+        let each = FULL_PACKETS - 1;
+        Self::new(world, TCP, (2 * each, FULL_BYTES), each, 1)
     }
 
-    fn new(protocol: u8, count: usize, payload_bytes: usize, per_batch: usize) -> Self {
-        let world = World::new(10_000);
-        let sender: SocketAddrV4 = world.table.peers()[0].address;
-        let flow = (pod_of(0), POD);
-        let packets: Vec<_> =
-            (0..count).map(|index| packet(protocol, flow, index, payload_bytes)).collect();
+    /// So many packets, so many of them in each datagram, in so many `rounds` that differ in who
+    /// sends them.
+    fn new(
+        world: &Rc<World>,
+        protocol: u8,
+        (count, payload_bytes): (usize, usize),
+        per_batch: usize,
+        rounds: usize,
+    ) -> Self {
+        let peers = world.table.peers();
+        let mut rng = fastrand::Rng::with_seed(5);
         let mut arena = vec![0; count.div_ceil(per_batch) * STRIDE_BYTES];
         let (mut batches, mut heads) = (Vec::new(), Vec::new());
-        for (index, batch) in packets.chunks(per_batch).enumerate() {
-            let span = Span::new(index * STRIDE_BYTES, batch.iter().map(Vec::len).sum());
-            arena[span.range()].copy_from_slice(&batch.concat());
-            let segment_bytes = if batch.len() > 1 { batch[0].len() as u16 } else { 0 };
+        for first in (0..rounds).flat_map(|_| (0..count).step_by(per_batch)) {
+            let peer = rng.usize(0..peers.len());
+            let indices = first..count.min(first + per_batch);
+            let packets: Vec<_> = indices
+                .map(|index| packet(protocol, (pod_of(peer), POD), index, payload_bytes))
+                .collect();
+            let at = first / per_batch * STRIDE_BYTES;
+            let span = Span::new(at, packets.iter().map(Vec::len).sum());
+            arena[span.range()].copy_from_slice(&packets.concat());
+            let segment_bytes = if packets.len() > 1 { packets[0].len() as u16 } else { 0 };
+            let sender = peers[peer].address;
             batches.push(GroBatch { span, segment_bytes, sender, ecn: Ecn::NotEct });
-            heads.extend(batch.iter().enumerate().map(|(place, packet)| {
+            heads.extend(packets.iter().enumerate().map(|(place, packet)| {
                 let head = *packet.first_chunk().expect("longer than its headers");
-                (span.offset as usize + place * packet.len(), head)
+                (at + place * packet.len(), head)
             }));
         }
-        Self { world, ingress: Ingress::new(LIMITS), arena, batches, heads }
-    }
-
-    fn write(&mut self) -> usize {
-        let coalescer = &mut self.ingress.coalescer;
-        coalescer.finish(&mut self.arena);
-        let written = coalescer.items().len();
-        coalescer.clear();
-        written
+        let (world, ingress) = (Rc::clone(world), Ingress::new(LIMITS));
+        Self { world, ingress, arena, batches, heads, rounds, round: 0 }
     }
 }
 
 impl Batch for IngressBatch {
     fn packets(&self) -> usize {
-        self.heads.len()
+        self.heads.len() / self.rounds
     }
 
     fn refresh(&mut self) {
-        for (at, head) in &self.heads {
+        self.round = (self.round + 1) % self.rounds;
+        let packets = self.packets();
+        for (at, head) in &self.heads[self.round * packets..][..packets] {
             self.arena[*at..][..HEAD_BYTES].copy_from_slice(head);
         }
     }
 
     fn pass(&mut self) -> usize {
         let mut written = 0;
-        for index in 0..self.batches.len() {
+        let batches = self.batches.len() / self.rounds;
+        for &batch in &self.batches[self.round * batches..][..batches] {
             let context = self.world.context();
-            let mut taken = self.ingress.process(&context, &mut self.arena, self.batches[index]);
+            let mut taken = self.ingress.process(&context, &mut self.arena, batch);
             while taken.is_err() {
-                written += self.write();
+                let coalescer = &mut self.ingress.coalescer;
+                written += write(coalescer, &mut self.arena);
                 taken = self.ingress.resume(&self.world.context(), &mut self.arena);
             }
         }
-        written + self.write()
+        written + write(&mut self.ingress.coalescer, &mut self.arena)
     }
+}
+
+/// What the coalescer holds leaves for the TUN device.
+fn write(coalescer: &mut Coalescer, arena: &mut [u8]) -> usize {
+    coalescer.finish(arena);
+    let written = coalescer.items().len();
+    coalescer.clear();
+    written
 }
 
 impl Drop for IngressBatch {
@@ -244,14 +295,32 @@ impl Drop for IngressBatch {
 /// A batch's name, and how to make it.
 type Case = (&'static str, fn() -> Box<dyn Batch>);
 
+fn among(peer_count: usize) -> Rc<World> {
+    Rc::new(World::new(peer_count))
+}
+
 /// Every batch.
 pub(crate) const CASES: &[Case] = &[
-    ("egress 64 small", || Box::new(EgressBatch::small(1, true))),
-    ("egress 64 small, no GSO", || Box::new(EgressBatch::small(1, false))),
-    ("egress 64 small, 10000 peers", || Box::new(EgressBatch::small(10_000, true))),
-    ("egress 64 small, 10000 peers, no GSO", || Box::new(EgressBatch::small(10_000, false))),
+    ("egress 64 small", || Box::new(EgressBatch::small(&among(1), true))),
+    ("egress 64 small, no GSO", || Box::new(EgressBatch::small(&among(1), false))),
+    ("egress 64 small, 10000 peers", || Box::new(EgressBatch::small(&among(10_000), true))),
+    ("egress 64 small, 10 peers, no GSO", || Box::new(EgressBatch::small(&among(10), false))),
+    ("egress 64 small, 1000 peers, no GSO", || Box::new(EgressBatch::small(&among(1000), false))),
+    ("egress 64 small, 10000 peers, no GSO", || {
+        Box::new(EgressBatch::small(&among(10_000), false))
+    }),
     ("egress 2 super-packets", || Box::new(EgressBatch::full())),
-    ("ingress GRO batch of 64 small", || Box::new(IngressBatch::small_batch())),
-    ("ingress 64 small singles", || Box::new(IngressBatch::small_singles())),
-    ("ingress 2 full GRO batches", || Box::new(IngressBatch::full())),
+    ("ingress GRO batch of 64 small", || Box::new(IngressBatch::small_batch(&among(10_000)))),
+    ("ingress 64 small singles, 1 peer", || Box::new(IngressBatch::small_singles(&among(1)))),
+    ("ingress 64 small singles, 10 peers", || Box::new(IngressBatch::small_singles(&among(10)))),
+    ("ingress 64 small singles, 1000 peers", || {
+        Box::new(IngressBatch::small_singles(&among(1000)))
+    }),
+    ("ingress 64 small singles, 10000 peers", || {
+        Box::new(IngressBatch::small_singles(&among(10_000)))
+    }),
+    ("ingress 2 full GRO batches", || Box::new(IngressBatch::full(&among(10_000)))),
+    ("8 workers both ways, 10 peers", || Box::new(Workers::among(10, 8))),
+    ("8 workers both ways, 1000 peers", || Box::new(Workers::among(1000, 8))),
+    ("8 workers both ways, 10000 peers", || Box::new(Workers::among(10_000, 8))),
 ];
