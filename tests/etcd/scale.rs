@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::time::sleep;
 use weft::config::network::NetworkConfig;
 use weft::control::identity::NodeIdentity;
 use weft::control::lease::LeaseAttributes;
 use weft::control::manager::SubnetManager;
 use weft::route::Prefix;
 
-use crate::support::control::{PREFIX, acquire_at_last, manager, network};
+use crate::support::control::{PREFIX, acquire_at_last, manager, network, wait_for_config};
 use crate::support::members::{Members, Setup, Version};
 use crate::support::pace::{Stopwatch, by_effort, within};
 
@@ -46,9 +45,7 @@ fn identity(number: usize) -> NodeIdentity {
 
 /// As the daemon starts: the configuration until it is there, then a subnet.
 async fn start(manager: &SubnetManager, network: &NetworkConfig, number: usize) -> Prefix {
-    while manager.network_config().await.is_err() {
-        sleep(Duration::from_secs(1)).await;
-    }
+    wait_for_config(manager).await;
     acquire_at_last(manager, network, &numbered(number)).await.lease.subnet
 }
 

@@ -14,9 +14,8 @@ use weft::daemon::status::fetch_unix;
 
 use crate::support::cluster::{Cluster, host_address};
 use crate::support::cost::process_time;
-use crate::support::lab::{Namespace, Process, SubnetEnv, UNDERLAY, wait_until};
+use crate::support::lab::{Namespace, Process, SubnetEnv, UNDERLAY, comes_true, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
-use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, port, tcp_transfer, udp_socket};
 
@@ -233,10 +232,7 @@ impl Three {
             good.stop.store(true, Ordering::Relaxed);
             bad.stop.store(true, Ordering::Relaxed);
             sending.into_iter().for_each(|sender| sender.join().expect("a sender ends"));
-            let watch = Stopwatch::start();
-            while good.missing() > 0 && !watch.is_over(Duration::from_secs(2)) {
-                thread::sleep(Duration::from_millis(10));
-            }
+            comes_true(Duration::from_secs(2), || good.missing() == 0);
             good.drained.store(true, Ordering::Relaxed);
         });
         (good, bad)

@@ -2,16 +2,14 @@
 //! in as they come, and whoever opens it finds it closed again.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::rules::site::weftd_with;
-use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, WEFTD, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, WEFTD, comes_true, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store, reserve};
-use crate::support::pace::Stopwatch;
 use crate::support::packet::udp;
 use crate::support::status::Status;
 use crate::support::traffic::{udp_socket, udp_socket_at};
@@ -48,10 +46,7 @@ fn wait_for_guard(overlay: &Overlay, host: usize, peers: u64) {
 
 #[track_caller]
 fn wait_for_drops(overlay: &Overlay, host: usize, name: &str, packets: u64) {
-    let watch = Stopwatch::start();
-    while figure(overlay, host, name) < packets && !watch.is_over(DROPS_TOLD) {
-        sleep(Duration::from_millis(100));
-    }
+    comes_true(DROPS_TOLD, || figure(overlay, host, name) >= packets);
     let guard = &overlay.status(host).0["guard"];
     assert_eq!(guard[name], packets, "{name}, of {guard}: {}", overlay.lab.hosts[host].exec(LIST));
 }

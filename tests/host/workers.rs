@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use serde_json::Value;
 
 use crate::support::cost::{self, ThreadStatus};
-use crate::support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, WEFTD, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, WEFTD, comes_true, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
@@ -140,10 +140,7 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
             under_load.push(Status::of(&overlay.dir(0)));
         }
         flows.iter().for_each(|flow| flow.stop.store(true, Ordering::Relaxed));
-        let watch = Stopwatch::start();
-        while flows.iter().any(|flow| flow.missing() > 0) && !watch.is_over(DRAIN) {
-            thread::sleep(Duration::from_millis(10));
-        }
+        comes_true(DRAIN, || flows.iter().all(|flow| flow.missing() == 0));
         flows.iter().for_each(|flow| flow.drained.store(true, Ordering::Relaxed));
     });
     under_load.iter().for_each(check_sums);

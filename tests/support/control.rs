@@ -40,6 +40,13 @@ pub fn manager(options: EtcdOptions) -> SubnetManager {
     connect(&StoreOptions::Etcd(options), None).unwrap()
 }
 
+/// Asks for the configuration until it is there, as a daemon does.
+pub async fn wait_for_config(manager: &SubnetManager) {
+    while manager.network_config().await.is_err() {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
 /// Acquires a subnet, however often that fails at first.
 pub async fn acquire_at_last(
     manager: &SubnetManager,

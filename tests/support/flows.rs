@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::lab::Namespace;
-use super::pace::Stopwatch;
+use super::lab::{Namespace, comes_true};
 
 /// Between two blocks of a flow.
 const PERIOD: Duration = Duration::from_millis(20);
@@ -102,11 +101,10 @@ impl Flows {
                 near.iter_mut().for_each(Flow::read);
                 thread::sleep(PERIOD);
             }
-            let watch = Stopwatch::start();
-            while near.iter().any(Flow::waits) && !watch.is_over(LAST_ECHO) {
+            comes_true(LAST_ECHO, || {
                 near.iter_mut().for_each(Flow::read);
-                thread::sleep(Duration::from_millis(5));
-            }
+                !near.iter().any(Flow::waits)
+            });
             ended.store(true, Ordering::Relaxed);
         });
         let mut report = FlowReport::default();

@@ -58,12 +58,21 @@ static SERIAL: AtomicU32 = AtomicU32::new(0);
 /// # Panics
 /// When `timeout` passes first, by a [`Stopwatch`]; the message says that `what` did not happen.
 #[track_caller]
-pub(crate) fn wait_until(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn wait_until(timeout: Duration, what: &str, condition: impl FnMut() -> bool) {
+    let happened = comes_true(timeout, condition);
+    assert!(happened, "within {timeout:?} this did not happen: {what}");
+}
+
+/// The same for what may fail to happen, of which it says whether it did.
+pub(crate) fn comes_true(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let watch = Stopwatch::start();
     while !condition() {
-        assert!(!watch.is_over(timeout), "within {timeout:?} this did not happen: {what}");
+        if watch.is_over(timeout) {
+            return false;
+        }
         thread::sleep(POLL_INTERVAL);
     }
+    true
 }
 
 /// Path of a program of `benches/`, such as `plain-peer`; built if it is missing, for

@@ -8,14 +8,13 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use procfs::{CurrentSI, KernelStats};
 use tokio::time::timeout;
 
 /// However busy the machine is, one part in so many of the time counts.
 const COUNTED_PART_MIN: u32 = 8;
 /// How much slower a machine may be.
 const SLOWER: u32 = 3;
-/// Of what `/proc/stat` counts (`USER_HZ`).
-const TICK: Duration = Duration::from_millis(10);
 
 /// Measures a time, less what the machine spent on others meanwhile.
 #[derive(Debug, Clone, Copy)]
@@ -70,9 +69,7 @@ fn stalled() -> Option<Duration> {
 
 /// For how long since its start some processor of this machine was another machine's.
 fn stolen() -> Option<Duration> {
-    let text = std::fs::read_to_string("/proc/stat").ok()?;
-    let ticks: u32 = text.lines().next()?.split_whitespace().nth(8)?.parse().ok()?;
-    Some(TICK * ticks)
+    KernelStats::current().ok()?.total.steal_duration()
 }
 
 fn stalled_for(resource: &str) -> Option<Duration> {

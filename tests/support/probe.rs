@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::flows::{FlowReport, Flows};
-use super::lab::{Namespace, wait_until};
-use super::pace::{Stopwatch, by_effort};
+use super::lab::{Namespace, comes_true, wait_until};
+use super::pace::by_effort;
 use super::status::Status;
 use super::traffic::{Numbered, kernel_counter, port, udp_socket};
 
@@ -96,10 +96,7 @@ impl Probe {
             for sender in senders {
                 sender.join().expect("a sender sends to the end");
             }
-            let watch = Stopwatch::start();
-            while probe.lost() > 0 && !watch.is_over(DRAIN) {
-                thread::sleep(Duration::from_millis(10));
-            }
+            comes_true(DRAIN, || probe.lost() == 0);
             drop(stop);
             (outcome, flows.join().expect("the flows are counted to the end"))
         });

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::lab::{SubnetEnv, UNDERLAY, wait_until};
+use crate::support::lab::{SubnetEnv, UNDERLAY, comes_true, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
-use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::traffic::{
     Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket,
@@ -438,10 +437,7 @@ fn stream_is_whole(overlay: &Overlay) {
         });
         load.stop.store(true, Ordering::Relaxed);
         sender.join().expect("the sender does not panic");
-        let watch = Stopwatch::start();
-        while load.missing() > 0 && !watch.is_over(Duration::from_secs(2)) {
-            thread::sleep(Duration::from_millis(10));
-        }
+        comes_true(Duration::from_secs(2), || load.missing() == 0);
         load.drained.store(true, Ordering::Relaxed);
     });
     let sent = load.sent.load(Ordering::Relaxed);

@@ -114,8 +114,8 @@ impl LocalWatch {
             snapshot.leases.sort_by(|a, b| a.key.cmp(&b.key));
             snapshot.rejected.sort_by(|a, b| a.key.cmp(&b.key));
             // After a write of ours the same is news: what we wrote is gone again.
-            let before = self.last.replace((writes, snapshot.clone()));
-            if before != self.last {
+            if self.last.as_ref().map(|(then, last)| (then, last)) != Some((&writes, &snapshot)) {
+                let before = self.last.replace((writes, snapshot.clone()));
                 // Live comes last: what vanished before the first reading was not watched.
                 let live = before.is_none().then_some(Change::Live { revision: 0 });
                 return Ok([Change::Everything(snapshot)].into_iter().chain(live).collect());

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS, host_address};
-use crate::support::lab::{LEASE_TIMEOUT, Process, SubnetEnv, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Process, SubnetEnv, comes_true, wait_until};
 use crate::support::overlay::CONFIG;
 use crate::support::pace::{Stopwatch, by_effort};
 use crate::support::probe::packets_per_second;
@@ -193,10 +193,7 @@ impl Load {
             load.numbered.stop.store(true, Ordering::Relaxed);
             sender.join().unwrap();
             let written = writer.join().expect("the TCP flow broke");
-            let watch = Stopwatch::start();
-            while load.numbered.missing() > 0 && !watch.is_over(Duration::from_secs(2)) {
-                thread::sleep(Duration::from_millis(10));
-            }
+            comes_true(Duration::from_secs(2), || load.numbered.missing() == 0);
             load.numbered.drained.store(true, Ordering::Relaxed);
             assert_eq!(reader.join().expect("the TCP flow broke"), written, "TCP bytes");
         });

@@ -12,7 +12,7 @@ use weft::control::identity::NodeIdentity;
 use weft::control::lease::LeaseAttributes;
 
 use crate::support::cluster::SWITCH_ADDRESS;
-use crate::support::control::{acquire_at_last, manager_at, network, subnet_path};
+use crate::support::control::{acquire_at_last, manager_at, network, subnet_path, wait_for_config};
 use crate::support::lab::wait_until;
 use crate::support::members::Version;
 use crate::support::pace::Stopwatch;
@@ -46,10 +46,7 @@ fn hundred_simultaneous_starts_lose_no_packet() {
                 let identity = NodeIdentity { hostname, machine_id: None, boot_id };
                 let manager = manager_at(&url()).with_identity(identity);
                 let address = LeaseAttributes::udp(Ipv4Addr::from_bits(0xC633_6401 + number));
-                // As a daemon asks until it is answered.
-                while manager.network_config().await.is_err() {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
+                wait_for_config(&manager).await;
                 let own = acquire_at_last(&manager, &network(), &address).await;
                 (own.lease.subnet, manager.status().read().conflicts)
             });
