@@ -158,7 +158,7 @@ async fn follow_leases(
         tokio::select! {
             peers = next_value(&mut leases) => hosts.want(wanted(&peers, reporter)),
             Some((task, applied, failure)) = running.next() => {
-                let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
+                let pause = hosts.end(&task, applied, Instant::now());
                 if let Some(failure) = failure {
                     reporter.count(|done| done.failures += 1);
                     error!("{failure}; retrying in {} s", pause.as_secs());

@@ -18,7 +18,9 @@ const OPEN_ATTEMPTS_MAX: u32 = 16;
 #[derive(Debug)]
 pub struct LockFile {
     file: File,
-    is_left: bool,
+    /// Whether the process that has the duplicate has the lock: dropping this one only closes the
+    /// file.
+    pub is_left: bool,
 }
 
 impl LockFile {
@@ -44,17 +46,6 @@ impl LockFile {
     /// if somebody else has it.
     pub fn lock_again(&self) -> io::Result<bool> {
         is_free(self.file.try_lock())
-    }
-
-    /// The process that has the duplicate has the lock from now on: dropping this one only closes
-    /// the file.
-    pub fn leave(&mut self) {
-        self.is_left = true;
-    }
-
-    /// Whether it is another process's.
-    pub fn is_left(&self) -> bool {
-        self.is_left
     }
 
     /// Makes `content` what the file says, for whoever finds it locked.
@@ -226,7 +217,7 @@ mod tests {
         drop(second);
         assert!(first.lock_again().unwrap());
         let second = LockFile::inherit(handed(), &path).unwrap();
-        first.leave();
+        first.is_left = true;
         drop(first);
         assert!(try_lock(&path).unwrap().is_none(), "the first one took it along");
         drop(second);

@@ -200,7 +200,8 @@ fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<(), Fil
     file.sync_all().map_err(|error| failed("sync the new text of", path, error))
 }
 
-fn failed(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> FileError {
+/// That `operation` on `path` failed.
+pub fn failed(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> FileError {
     FileError::Io { operation, path: path.to_owned(), source: source.into() }
 }
 

@@ -43,7 +43,10 @@ impl SubnetManager {
         attributes: &LeaseAttributes,
     ) -> Result<OwnLease, AcquireError> {
         let granted = match &self.store {
-            Store::Leased(store) => self.lease(store, config, attributes).await?,
+            Store::Leased(store) => {
+                let (manager, previous, candidates) = (self, self.previous, CANDIDATES);
+                Search { manager, store, config, attributes, previous, candidates }.lease().await?
+            }
             Store::Assigned(store) => match store.take_assigned(config.network, attributes).await {
                 Err(AcquireError::Store(error)) => self.noted(Err(error))?,
                 answered => {
@@ -71,27 +74,34 @@ impl SubnetManager {
         };
         self.noted(former)
     }
+}
 
-    async fn lease(
-        &self,
-        store: &Leased,
-        config: &NetworkConfig,
-        attributes: &LeaseAttributes,
-    ) -> Result<Granted, AcquireError> {
-        let mut pause = Backoff::between(RACE_PAUSE);
-        let (mut previous, mut candidates) = (self.previous, CANDIDATES);
+/// The search of one node for a subnet of its own.
+struct Search<'a> {
+    manager: &'a SubnetManager,
+    store: &'a Leased,
+    config: &'a NetworkConfig,
+    attributes: &'a LeaseAttributes,
+    /// The subnet of the last run, until somebody else was seen to have it.
+    previous: Option<Prefix>,
+    /// From how many free subnets one is picked.
+    candidates: usize,
+}
+
+impl Search<'_> {
+    async fn lease(mut self) -> Result<Granted, AcquireError> {
+        let (manager, mut pause) = (self.manager, Backoff::between(RACE_PAUSE));
         for _ in 0..LISTINGS_MAX {
-            let claimed = self.claim(store, attributes.public_ip).await;
-            self.noted_write(claimed)?;
-            let snapshot = self.noted(self.store.list().await)?;
-            self.status.reject(&snapshot.rejected);
-            let candidates = &mut candidates;
-            match self.attempt(store, config, attributes, &snapshot, previous, candidates).await {
+            let claimed = manager.claim(self.store, self.attributes.public_ip).await;
+            manager.noted_write(claimed)?;
+            let snapshot = manager.noted(manager.store.list().await)?;
+            manager.status.reject(&snapshot.rejected);
+            match self.attempt(&snapshot).await {
                 Ok(Some(granted)) => return Ok(granted),
                 Ok(None) => {}
                 Err(AcquireError::Store(StoreError::Conflict(_))) => {
                     // Whatever took it, a listing that does not show it would name it again.
-                    previous = None;
+                    self.previous = None;
                     sleep(pause.next_wait()).await;
                 }
                 Err(error) => return Err(error),
@@ -101,24 +111,17 @@ impl SubnetManager {
     }
 
     /// Takes a subnet by what one listing shows; `None` if something changed: list again.
-    async fn attempt(
-        &self,
-        store: &Leased,
-        config: &NetworkConfig,
-        attributes: &LeaseAttributes,
-        snapshot: &Snapshot,
-        previous: Option<Prefix>,
-        candidates: &mut usize,
-    ) -> Result<Option<Granted>, AcquireError> {
+    async fn attempt(&mut self, snapshot: &Snapshot) -> Result<Option<Granted>, AcquireError> {
+        let Self { config, attributes, previous, .. } = *self;
         if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
-            return self.reuse(store, config, attributes, held).await;
+            return self.reuse(held).await;
         }
         let mut taken: Vec<Prefix> = snapshot.taken(config.network).collect();
         let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
         if let Some(previous) = previous.filter(is_free) {
             if config.leasable(previous) {
                 info!("Found previously leased subnet ({previous}), reusing");
-                return Ok(Some(self.create(store, previous, attributes).await?));
+                return Ok(Some(self.create(previous).await?));
             }
             info!(
                 "Found previously leased subnet ({previous}) not compatible with the Etcd \
@@ -127,60 +130,52 @@ impl SubnetManager {
         }
         let mut lost = None;
         for _ in 0..TRIES_PER_LISTING {
-            let free = free_subnets(config, taken.clone(), *candidates);
+            let free = free_subnets(config, taken.clone(), self.candidates);
             let Some(picked) = fastrand::choice(&free).copied() else { break };
             if lost.is_none() {
                 let (first, last) = (free[0].network(), free[free.len() - 1].network());
                 info!("Picking subnet in range {first} ... {last}");
             }
-            match self.create(store, picked, attributes).await {
+            match self.create(picked).await {
                 Err(StoreError::Conflict(key)) => lost = Some(key),
                 created => return Ok(Some(created?)),
             }
             taken.push(picked);
-            *candidates = candidates.saturating_mul(CANDIDATES_GROWTH).min(CANDIDATES_MAX);
+            let more = self.candidates.saturating_mul(CANDIDATES_GROWTH);
+            self.candidates = more.min(CANDIDATES_MAX);
         }
         if let Some(key) = lost {
             return Err(StoreError::Conflict(key).into());
         }
-        self.status.edit().store.subnets_exhausted += 1;
+        self.manager.status.edit().store.subnets_exhausted += 1;
         let NetworkConfig { subnet_min, subnet_max, subnet_length_bits, .. } = *config;
         Err(AcquireError::Exhausted(subnet_min, subnet_max, subnet_length_bits))
     }
 
     /// Takes the subnet that the node has by the store, or deletes an entry that it can't use.
-    async fn reuse(
-        &self,
-        store: &Leased,
-        config: &NetworkConfig,
-        attributes: &LeaseAttributes,
-        held: &Lease,
-    ) -> Result<Option<Granted>, AcquireError> {
+    async fn reuse(&self, held: &Lease) -> Result<Option<Granted>, AcquireError> {
+        let Self { manager, store, attributes, .. } = *self;
         let (subnet, public_ip) = (held.subnet, attributes.public_ip);
-        if config.leasable(subnet) {
+        if self.config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
             let lease = Lease { attributes: attributes.clone(), ..held.clone() };
-            let updated = store.write(&lease, self.timing.lease_ttl, Phase::Starts).await;
-            return Ok(Some(self.noted_write(updated)?));
+            let updated = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
+            return Ok(Some(manager.noted_write(updated)?));
         }
         info!(
             "Found lease ({subnet}) for current IP ({public_ip}) but not compatible with current \
              config, deleting"
         );
-        self.noted_write(store.delete(held).await)?;
+        manager.noted_write(store.delete(held).await)?;
         Ok(None)
     }
 
     /// Takes a subnet, unless somebody else took it meanwhile.
-    async fn create(
-        &self,
-        store: &Leased,
-        subnet: Prefix,
-        attributes: &LeaseAttributes,
-    ) -> StoreResult<Granted> {
+    async fn create(&self, subnet: Prefix) -> StoreResult<Granted> {
+        let Self { manager, store, attributes, .. } = *self;
         let wanted = Lease::wanted(subnet, attributes.clone());
-        let created = store.write(&wanted, self.timing.lease_ttl, Phase::Starts).await;
-        self.noted_write(created).inspect(|_| {
+        let created = store.write(&wanted, manager.timing.lease_ttl, Phase::Starts).await;
+        manager.noted_write(created).inspect(|_| {
             info!("Allocated lease ({subnet}) to current node ({})", attributes.public_ip);
         })
     }

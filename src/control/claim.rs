@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch::Receiver;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{debug, error, info, warn};
 
 use crate::control::backoff::jittered;
@@ -102,10 +102,7 @@ impl SubnetManager {
             }
             let times = if kept.is_ok() { KEEPS_PER_TTL } else { RETRIES_PER_TTL };
             let pause = jittered(self.timing.claim_ttl / times, KEEP_JITTER, &mut random);
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = next_change(&mut attributes) => {}
-            }
+            timeout(pause, next_change(&mut attributes)).await.ok();
         }
     }
 

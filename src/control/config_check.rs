@@ -5,9 +5,8 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use futures_util::future::OptionFuture;
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::config::network::{NetworkConfig, shown};
@@ -38,19 +37,17 @@ impl SubnetManager {
     ) -> Infallible {
         let Some(used) = self.used_config.get() else { return std::future::pending().await };
         let is_file = self.store.leased().is_none();
-        let usual_pause = is_file.then(|| FILE_PERIOD.min(self.timing.relist_period));
+        let file_period = FILE_PERIOD.min(self.timing.relist_period);
+        let usual_pause = if is_file { file_period } else { Duration::MAX };
         let (mut is_first, mut logged, mut pause) = (from_cache, Ok(None), usual_pause);
         if !from_cache {
             may_be_changed.notified().await;
         }
         loop {
-            tokio::select! {
-                () = may_be_changed.notified() => {}
-                Some(()) = OptionFuture::from(pause.map(sleep)) => {}
-            }
+            timeout(pause, may_be_changed.notified()).await.ok();
             let found = compare(self, used).await;
             let unreadable = found.as_ref().err();
-            pause = unreadable.map_or(usual_pause, |_| Some(MISSING_PERIOD));
+            pause = unreadable.map_or(usual_pause, |_| MISSING_PERIOD);
             let mut state = self.status.edit();
             state.restart_needed = matches!(found, Ok(Some(_)));
             let next = "this node goes on with the last one, and a restart would wait";

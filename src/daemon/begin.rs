@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
@@ -15,7 +15,7 @@ use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
 use crate::control::backoff::Backoff;
-use crate::control::error::{AcquireError, StoreError};
+use crate::control::error::AcquireError;
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::SubnetManager;
 use crate::control::run::Held;
@@ -57,7 +57,7 @@ pub(super) struct Start<'a> {
 
 impl Start<'_> {
     /// Starts; with a `former` run as often as it takes, while the tunnel that it left goes on.
-    pub(super) async fn start(self, former: Option<&Former>) -> anyhow::Result<(Begun, Backend)> {
+    pub(super) async fn start(self, former: Option<&Former>) -> Result<(Begun, Backend)> {
         let status = self.manager.status();
         let Some(former) = former else {
             let begun = self.begin().await?;
@@ -79,10 +79,7 @@ impl Start<'_> {
     }
 
     /// Has the packets carried.
-    async fn start_backend(
-        self,
-        (begun, prepared): (Begun, Prepared),
-    ) -> anyhow::Result<(Begun, Backend)> {
+    async fn start_backend(self, (begun, prepared): (Begun, Prepared)) -> Result<(Begun, Backend)> {
         let Self { options, manager, previous, handover } = self;
         let setup = Setup {
             external: begun.external.clone(),
@@ -102,7 +99,7 @@ impl Start<'_> {
 
     /// Gets configuration and subnet from the store, or from the cache if the store can't be
     /// reached.
-    async fn begin(self) -> anyhow::Result<(Begun, Prepared)> {
+    async fn begin(self) -> Result<(Begun, Prepared)> {
         let Self { options, manager, .. } = self;
         let mut warm = WarmStart::prepare(options, self.previous).await;
         let plan = match wait_for_config(manager, &mut warm).await? {
@@ -116,8 +113,7 @@ impl Start<'_> {
             interface.public_ip = Some(address);
         }
         let external = discover(&interface).await?;
-        let public_ip = external.public_address;
-        let guard = NodeGuard::take(options, manager.cluster(), public_ip).await?;
+        let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
         match self.acquire_until_leased(plan, &external, &mut warm).await? {
             ControlFlow::Continue((plan, own, prepared)) => {
                 let held = Held::Leased(own);
@@ -132,38 +128,32 @@ impl Start<'_> {
     }
 
     /// Goes by the cache.
-    async fn begin_from(self, remembered: Remembered) -> anyhow::Result<(Begun, Prepared)> {
+    async fn begin_from(self, remembered: Remembered) -> Result<(Begun, Prepared)> {
         let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
-        let public_ip = external.public_address;
-        let guard = NodeGuard::take(self.options, known.cluster, public_ip).await?;
-        let interface = self.options.interface.clone();
-        self.go_on(plan, external, interface, Held::Cached(known), guard).await
+        let guard = NodeGuard::take(self.options, known.cluster, external.public_address).await?;
+        let (interface, held) = (self.options.interface.clone(), Held::Cached(known));
+        self.go_on(Begun { plan, external, interface, held, guard }).await
     }
 
     /// Goes by what an earlier run of this process had: neither store nor interface need be there.
-    async fn begin_again(self, former: &Former) -> anyhow::Result<(Begun, Prepared)> {
+    async fn begin_again(self, former: &Former) -> Result<(Begun, Prepared)> {
         let (external, held) = (former.external(), former.held());
         let (cluster, public_ip) = (self.manager.cluster(), external.public_address);
         let guard = NodeGuard::take(self.options, cluster, public_ip).await?;
-        self.go_on(former.plan.clone(), external, former.interface.clone(), held, guard).await
+        let (plan, interface) = (former.plan.clone(), former.interface.clone());
+        self.go_on(Begun { plan, external, interface, held, guard }).await
     }
 
-    async fn go_on(
-        self,
-        plan: Configured,
-        external: ExternalInterface,
-        interface: InterfaceOptions,
-        mut held: Held,
-        guard: NodeGuard,
-    ) -> anyhow::Result<(Begun, Prepared)> {
+    async fn go_on(self, mut begun: Begun) -> Result<(Begun, Prepared)> {
+        let Begun { plan, external, held, .. } = &mut begun;
         let attributes = held.attributes();
-        let prepared = self.prepare(&plan, &external, Some(attributes)).await?;
+        let prepared = self.prepare(plan, external, Some(attributes)).await?;
         // What a node publishes does not depend on the cache, but which entry is its own does.
         if attributes.public_ip == prepared.attributes.public_ip {
             attributes.clone_from(&prepared.attributes);
         }
-        Ok((Begun { plan, external, interface, held, guard }, prepared))
+        Ok((begun, prepared))
     }
 
     /// Has the backend get what the host might refuse later, such as port and device. `former` is
@@ -173,7 +163,7 @@ impl Start<'_> {
         plan: &Configured,
         external: &ExternalInterface,
         former: Option<&LeaseAttributes>,
-    ) -> anyhow::Result<Prepared> {
+    ) -> Result<Prepared> {
         let claim = Claim {
             external,
             network: plan.network.network,
@@ -191,14 +181,24 @@ impl Start<'_> {
         mut plan: Configured,
         external: &ExternalInterface,
         warm: &mut WarmStart,
-    ) -> anyhow::Result<ControlFlow<Remembered, (Configured, OwnLease, Prepared)>> {
+    ) -> Result<ControlFlow<Remembered, (Configured, OwnLease, Prepared)>> {
         let mut backoff = Backoff::default();
         let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
         let (manager, mut ready) = (self.manager, None);
         let status = manager.status();
         status.start_is_at(Some("asking the store for a subnet"));
         loop {
-            let error = match self.get_ready(&plan, external, ready.take()).await? {
+            // Made once: what a node publishes may be the output of a command.
+            let former = match ready.is_none() && plan.settings.goes_by_former() {
+                true => manager.former(&plan.network, external.public_address).await,
+                false => Ok(None),
+            };
+            let made = match (ready.take(), former) {
+                (Some(made), _) => Ok(made),
+                (None, Ok(former)) => Ok(self.prepare(&plan, external, former.as_ref()).await?),
+                (None, Err(error)) => Err(error),
+            };
+            let error = match made {
                 Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {
                     Ok(own) => return Ok(ControlFlow::Continue((plan, own, made))),
                     Err(error) => {
@@ -240,28 +240,6 @@ impl Start<'_> {
             }
         }
     }
-
-    /// What a node needs before it writes to the store, made once: what it publishes may be the
-    /// output of a command. The inner error may pass by itself; the outer one is final.
-    async fn get_ready(
-        self,
-        plan: &Configured,
-        external: &ExternalInterface,
-        made: Option<Prepared>,
-    ) -> anyhow::Result<Result<Prepared, StoreError>> {
-        if let Some(made) = made {
-            return Ok(Ok(made));
-        }
-        let former = if plan.settings.goes_by_former() {
-            match self.manager.former(&plan.network, external.public_address).await {
-                Ok(former) => former,
-                Err(error) => return Ok(Err(error)),
-            }
-        } else {
-            None
-        };
-        self.prepare(plan, external, former.as_ref()).await.map(Ok)
-    }
 }
 
 /// Like flanneld, waits for the configuration for ever: it may be written after the nodes start.
@@ -269,7 +247,7 @@ impl Start<'_> {
 async fn wait_for_config(
     manager: &SubnetManager,
     warm: &mut WarmStart,
-) -> anyhow::Result<ControlFlow<Remembered, Configured>> {
+) -> Result<ControlFlow<Remembered, Configured>> {
     let (mut told, status) = (LogOnce::default(), manager.status());
     status.start_is_at(Some("asking the store for the network configuration"));
     let mut backoff = Backoff::between(CONFIG_RETRY);
@@ -300,7 +278,7 @@ async fn wait_for_config(
 }
 
 /// The inner error may go away when somebody writes the configuration; the outer one is final.
-async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
+async fn read_config(manager: &SubnetManager) -> Result<Result<NetworkConfig>> {
     let bytes = match manager.network_config().await {
         Ok(bytes) => bytes,
         Err(error) => return Ok(Err(error.into())),
@@ -315,10 +293,10 @@ async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<N
 
 /// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a
 /// read-only directory, the daemon runs without it, as it does without a subnet file.
-pub(super) fn unless_taken<T>(locked: Result<T, LockError>) -> anyhow::Result<Option<T>> {
+pub(super) fn unless_taken<T>(locked: Result<T, LockError>) -> Result<Option<T>> {
     match locked {
         Ok(lock) => Ok(Some(lock)),
-        Err(error @ LockError::Unusable { .. }) => {
+        Err(error @ LockError::Unusable(_)) => {
             let why = with_causes(&error);
             warn!("continuing without a lock, so a second daemon would not be noticed: {why}");
             Ok(None)

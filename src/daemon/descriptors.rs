@@ -3,12 +3,11 @@
 //! wait in the queues of these descriptors.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::timeout;
 use tracing::warn;
 
 use crate::backend::handover::Offered;
@@ -54,11 +53,8 @@ pub(super) async fn keep_stored(mut offered: watch::Receiver<Offered>) -> Infall
         });
         // Kept open here, they would keep a device alive that the backend has to make again.
         drop(offer);
-        let retry = async { if is_done.is_err() { sleep(RETRY).await } else { pending().await } };
-        tokio::select! {
-            () = next_change(&mut offered) => {}
-            () = retry => {}
-        }
+        let pause = if is_done.is_ok() { Duration::MAX } else { RETRY };
+        timeout(pause, next_change(&mut offered)).await.ok();
     }
 }
 

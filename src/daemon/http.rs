@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -84,19 +84,13 @@ pub(super) fn not_found() -> Reply {
 pub(super) type Handler = Arc<dyn Fn(&Request<Incoming>) -> Reply + Send + Sync>;
 
 /// Listens on `address` for `what`, which `flags` set.
-pub(super) async fn listen(
-    address: SocketAddr,
-    what: &str,
-    flags: &str,
-) -> anyhow::Result<TcpListener> {
+pub(super) async fn listen(address: SocketAddr, what: &str, flags: &str) -> Result<TcpListener> {
     let bound = TcpListener::bind(address).await;
     bound.with_context(|| format!("cannot listen on {address} for {what}: see {flags}"))
 }
 
 /// What `listen` gives, as soon as it does: nobody's packets depend on it.
-pub(super) async fn patiently(
-    listen: impl AsyncFn() -> anyhow::Result<TcpListener>,
-) -> TcpListener {
+pub(super) async fn patiently(listen: impl AsyncFn() -> Result<TcpListener>) -> TcpListener {
     let mut told = LogOnce::default();
     loop {
         match listen().await {

@@ -13,7 +13,6 @@ mod lately;
 mod limits;
 mod log;
 mod metrics;
-mod metrics_server;
 mod node_guard;
 mod notify;
 mod peer_rows;

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use futures_util::future::OptionFuture;
 use tokio::sync::watch;
 use tracing::warn;
@@ -28,11 +28,7 @@ pub(super) struct NodeGuard {
 impl NodeGuard {
     /// Refuses if another daemon is the node of `public_ip` in this store, whose cluster has the
     /// number `cluster`. If the lock fails for another reason, the daemon runs without it.
-    pub(super) async fn take(
-        options: &Options,
-        cluster: u64,
-        public_ip: Ipv4Addr,
-    ) -> anyhow::Result<Self> {
+    pub(super) async fn take(options: &Options, cluster: u64, public_ip: Ipv4Addr) -> Result<Self> {
         let store = identity(&options.store, cluster);
         let lock = match NodeLock::acquire(&store, public_ip).await {
             Ok(lock) => Some(lock),

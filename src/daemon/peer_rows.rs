@@ -2,7 +2,7 @@
 //! packets.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
@@ -28,14 +28,14 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     match &running.view.workers {
         Some(Workers { stats, routes, taken, .. }) => {
             let (table, spread) = (routes.load(), routes.load_spread());
-            let (now, mtu_bytes) = (Instant::now(), running.view.state.borrow().mtu_bytes);
+            let mtu_bytes = running.view.state.borrow().mtu_bytes;
             let in_use: BTreeMap<_, _> =
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
             for row in &mut rows {
                 let Some(address) = in_use.get(&row.subnet) else { continue };
                 let via = Via::Tunnel(*address);
                 (row.via, row.state, row.why) = (via, PeerState::Idle, None);
-                asked(row, &reachability, *address.ip(), Some(address.port()), now);
+                asked(row, &reachability, *address.ip(), Some(address.port()));
                 let path_mtu_bytes = reachability.path_mtus.get(&row.subnet).copied();
                 row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
                 row.from_source_ports = Some(spread.contains(*address.ip()));
@@ -47,8 +47,17 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                          configuration"
                     ));
                 }
+                let workers = stats.iter().map(AsRef::as_ref);
+                let by_workers = WorkerStats::traffic(workers, *address.ip());
                 let taken = traffic(taken.of_peer(row.subnet, *address));
-                carried(row, *address, stats.iter().map(AsRef::as_ref), taken);
+                row.traffic = Some(Traffic {
+                    packets_sent: by_workers.packets_sent + taken.packets_sent,
+                    bytes_sent: by_workers.bytes_sent + taken.bytes_sent,
+                    packets_received: by_workers.packets_received + taken.packets_received,
+                    bytes_received: by_workers.bytes_received + taken.bytes_received,
+                });
+                row.failed_sends = Some(by_workers.failed_sends);
+                row.fast_path = Some(taken);
             }
         }
         None => {
@@ -59,7 +68,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             for row in &mut rows {
                 if let Some(host) = hosts.get(&row.subnet) {
                     (row.via, row.state, row.why) = (Via::Host(*host), unasked, None);
-                    asked(row, &reachability, *host, port, Instant::now());
+                    asked(row, &reachability, *host, port);
                 } else if running.kind == BackendKind::Alloc {
                     (row.state, row.why) = (PeerState::Unmanaged, None);
                 }
@@ -70,15 +79,9 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
 }
 
 /// Fills in how a peer is that is asked.
-fn asked(
-    row: &mut Peer,
-    reachability: &Reachability,
-    host: Ipv4Addr,
-    port: Option<u16>,
-    now: Instant,
-) {
+fn asked(row: &mut Peer, reachability: &Reachability, host: Ipv4Addr, port: Option<u16>) {
     let Some(contact) = reachability.contacts.get(&host) else { return };
-    let ago = |at: Instant| now.duration_since(at).as_secs();
+    let ago = |at: Instant| at.elapsed().as_secs();
     row.state = contact.state.word();
     row.why = contact.state.why(host, port);
     row.heard_seconds_ago = contact.heard.map(ago);
@@ -113,24 +116,6 @@ fn bare(subnet: Prefix, lease: &Lease, names: &Names, kind: BackendKind) -> Peer
     };
     let (backend, peer) = (Some(other.to_string()), Peer::new(subnet, node, via, state));
     Peer { backend, lease_expires_unix, why, ..peer }
-}
-
-/// Fills in what went to a peer and came from it: by workers, and `taken` by the kernel's programs.
-fn carried<'a>(
-    row: &mut Peer,
-    address: SocketAddrV4,
-    workers: impl Iterator<Item = &'a WorkerStats>,
-    taken: Traffic,
-) {
-    let by_workers = WorkerStats::traffic(workers, *address.ip());
-    row.traffic = Some(Traffic {
-        packets_sent: by_workers.packets_sent + taken.packets_sent,
-        bytes_sent: by_workers.bytes_sent + taken.bytes_sent,
-        packets_received: by_workers.packets_received + taken.packets_received,
-        bytes_received: by_workers.bytes_received + taken.bytes_received,
-    });
-    row.failed_sends = Some(by_workers.failed_sends);
-    row.fast_path = Some(taken);
 }
 
 /// What the kernel's programs took.

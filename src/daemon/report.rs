@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hyper::StatusCode;
 use tokio::time::sleep;
+use tracing::info;
 
 use crate::backend::status::{PlaneState, Workers};
 use crate::backend::udp::pair_names;
@@ -17,7 +19,7 @@ use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
-use crate::daemon::http::{self, Reply};
+use crate::daemon::http::{self, Handler, Reply};
 use crate::daemon::lately::{self, CarrierLosses, DropLooks};
 use crate::daemon::running::Running;
 use crate::daemon::{drop_samples, log, metrics, peer_rows, process, verdict};
@@ -162,6 +164,20 @@ impl Report {
     /// The same as Prometheus text.
     pub(super) fn metrics(&self) -> String {
         metrics::text(&self.read())
+    }
+
+    /// Answers on `/metrics` of an address of its own, for a Prometheus elsewhere, for ever;
+    /// drop the future to stop. An address that can't be had is tried again: nobody's packets
+    /// depend on it.
+    pub(super) async fn serve_metrics(self: Arc<Self>, address: SocketAddr) -> Infallible {
+        let listen = async || http::listen(address, "metrics", "--metrics-address").await;
+        let listener = http::patiently(listen).await;
+        info!("Metrics on http://{address}/metrics");
+        let handler: Handler = Arc::new(move |request| match request.uri().path() {
+            "/metrics" => http::metrics(self.metrics()),
+            _ => http::not_found(),
+        });
+        http::serve(async || Ok(listener.accept().await?.0), handler).await
     }
 
     /// The first line of `weft status`, without its age.

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -38,7 +38,7 @@ use crate::daemon::running::Running;
 use crate::daemon::status::PrivateSocket;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Beginning, Predecessor, Successor};
-use crate::daemon::{contain, descriptors, identity, limits, metrics_server, notify, rules};
+use crate::daemon::{contain, descriptors, identity, limits, notify, rules};
 use crate::host::lock::DaemonLock;
 use crate::netfilter::diff::Trigger;
 use crate::route::Prefix;
@@ -76,11 +76,7 @@ pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> Exi
 /// over if `--take-over` is given. If a successor asks for the tunnel and then fails, or after a
 /// panic, the control plane starts again with the tunnel that it has; if a successor of a container
 /// has gone on and ends, with a new one.
-async fn until_ended(
-    options: &Options,
-    timing: Timing,
-    passed: Vec<OwnedFd>,
-) -> anyhow::Result<ExitCode> {
+async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) -> Result<ExitCode> {
     // The predecessor is dropped last: it takes that for the end of this process.
     let Beginning { mut predecessor, mut handover, lock } =
         take_over::begin(options, passed).await?;
@@ -234,7 +230,7 @@ async fn until_stopped(
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
 /// removes the TUN device unless that is kept, and leaves lease and subnet file as they are.
-async fn serve(run: &Run<'_>) -> anyhow::Result<Infallible> {
+async fn serve(run: &Run<'_>) -> Result<Infallible> {
     let Run { options, kept: Kept { handover, lock, former, .. }, readiness, successors, .. } = run;
     if lock.borrow().is_none() && former.borrow().is_none() {
         *lock.borrow_mut() = unless_taken(DaemonLock::acquire(&options.subnet_file))?;
@@ -250,10 +246,7 @@ async fn serve(run: &Run<'_>) -> anyhow::Result<Infallible> {
     let asked = PrivateSocket::bind(&take_over::socket_beside(&options.status_socket))
         .inspect_err(|error| warn!("no weftd can take over with --take-over: {error:#}"));
     let asked = asked.ok().map(|socket| take_over::answer(socket, handover, successors.clone()));
-    let scraped = options.metrics_address.map(|address| {
-        let metrics = Arc::clone(&report);
-        metrics_server::serve(address, move || metrics.metrics())
-    });
+    let scraped = options.metrics_address.map(|address| Arc::clone(&report).serve_metrics(address));
     tokio::select! {
         end = work(run, manager, &previous, &report) => end,
         Some(never) = OptionFuture::from(scraped) => match never {},
@@ -266,7 +259,7 @@ async fn serve(run: &Run<'_>) -> anyhow::Result<Infallible> {
 }
 
 /// The access to the store, which is made once: a store that is away meanwhile ends no run.
-async fn manager<'a>(run: &Run<'a>, previous: Option<Prefix>) -> anyhow::Result<&'a SubnetManager> {
+async fn manager<'a>(run: &Run<'a>, previous: Option<Prefix>) -> Result<&'a SubnetManager> {
     if let Some(manager) = run.kept.manager.get() {
         return Ok(manager);
     }
@@ -289,7 +282,7 @@ async fn work(
     manager: &SubnetManager,
     previous: &Previous,
     report: &Report,
-) -> anyhow::Result<Infallible> {
+) -> Result<Infallible> {
     let Run { options, kept: Kept { handover, former, .. }, .. } = run;
     let before = former.borrow().clone();
     let start = Start { options, manager, previous, handover };

@@ -222,9 +222,8 @@ pub(super) async fn stand_by(
 ) -> Option<DaemonLock> {
     info!("standing by until this container is stopped, or the other weftd ends");
     loop {
-        tokio::select! {
-            () = stop.as_mut() => return None,
-            () = sleep(STAND_BY_LOOK) => {}
+        if timeout(STAND_BY_LOOK, stop.as_mut()).await.is_ok() {
+            return None;
         }
         if let Ok(lock) = DaemonLock::acquire(subnet_file) {
             warn!("the weftd that had taken over has ended, so this one goes on");

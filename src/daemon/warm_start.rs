@@ -1,7 +1,7 @@
 //! Offline start: while the store cannot be reached, a start uses the cache that the last run left
 //! beside the subnet file. `control::cache` validates it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -49,9 +49,7 @@ impl WarmStart {
     pub(super) async fn prepare(options: &Options, previous: &Previous) -> Self {
         let path = cache_path(&options.subnet_file);
         let offer = match (options.start_from_cache, previous.network, previous.subnet) {
-            (true, Some(network), Some(subnet)) => {
-                Some(recall(options, &path, network, subnet).await)
-            }
+            (true, Some(network), Some(subnet)) => Some(recall(options, network, subnet).await),
             (_, _, _) => None,
         };
         Self { path, offer }
@@ -86,13 +84,8 @@ impl WarmStart {
     }
 }
 
-async fn recall(
-    options: &Options,
-    path: &Path,
-    network: Prefix,
-    subnet: Prefix,
-) -> anyhow::Result<Remembered> {
-    let bytes = whole_file::read_private(path, cache::BYTES_MAX)?;
+async fn recall(options: &Options, network: Prefix, subnet: Prefix) -> anyhow::Result<Remembered> {
+    let bytes = whole_file::read_private(&cache_path(&options.subnet_file), cache::BYTES_MAX)?;
     let Some(bytes) = bytes else { bail!("there is none") };
     let external = discover(&options.interface).await?;
     let (store, now_unix) = (&options.store.identity(), clock::unix_seconds());

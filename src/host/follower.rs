@@ -15,7 +15,7 @@ use crate::host::interface::{ExternalInterface, InterfaceError, look};
 use crate::host::listing::Listing;
 use crate::host::netlink::events::Events;
 use crate::host::netlink::{self, NetlinkError};
-use crate::host::state::{Address, Link};
+use crate::host::state::Link;
 use crate::route::Prefix;
 
 /// How long the external interface may be without its address before the next one is taken:
@@ -152,17 +152,16 @@ impl HostFollower {
     pub async fn list(&mut self) -> netlink::Result<Listing> {
         self.begun = Instant::now();
         let listing = self.read().await?;
-        let Listing { links, addresses, .. } = &listing;
         let external = &mut self.following.external;
         if let Some(left) = self.left.take_if(|left| {
-            carrier(left.address, &left.name, links, addresses)
+            carrier(left.address, &left.name, &listing)
                 .is_some_and(|link| link.id.index == external.index)
         }) {
             let (name, from, to) = (&left.name, external.address, left.address);
             info!("the address of {name} goes back from {from} to {to}, which is there again");
             *external = left;
         }
-        let carrier = carrier(external.address, &external.name, links, addresses);
+        let carrier = carrier(external.address, &external.name, &listing);
         if let Some(link) = carrier {
             external.name.clone_from(&link.id.name);
             (external.index, external.mtu_bytes) = (link.id.index, link.mtu_bytes);
@@ -175,7 +174,8 @@ impl HostFollower {
                 );
                 self.logged_carrier.once(&text, |text| warn!("{text}"));
             }
-            let owned = addresses.iter().filter(|owned| owned.interface_index == link.id.index);
+            let all = listing.addresses.iter();
+            let owned = all.filter(|owned| owned.interface_index == link.id.index);
             let others = owned.map(|owned| owned.address).filter(|own| *own != external.address);
             let since = |other| (other, *self.beside.get(&other).unwrap_or(&self.begun));
             self.beside = others.map(since).collect();
@@ -270,17 +270,8 @@ fn subscribe(following: &Following) -> netlink::Result<Events> {
 /// the index, since a link may be renamed, or deleted and made again. Of several, the one that is
 /// known, by its name; else one that leads to other hosts: hosts that announce their address to
 /// routers have it on `lo` too, which leads nowhere.
-fn carrier<'a>(
-    address: Ipv4Addr,
-    known: &str,
-    links: &'a [Link],
-    addresses: &[Address],
-) -> Option<&'a Link> {
-    let owns = |link: &&Link| {
-        let index = link.id.index;
-        addresses.iter().any(|owned| owned.address == address && owned.interface_index == index)
-    };
-    let owners = || links.iter().filter(owns).filter(|link| link.mtu_bytes > 0);
+fn carrier<'a>(address: Ipv4Addr, known: &str, host: &'a Listing) -> Option<&'a Link> {
+    let owners = || host.links.iter().filter(|link| link.mtu_bytes > 0 && host.has(link, address));
     owners().find(|link| link.id.name == known).or_else(|| owners().find(|link| !link.is_loopback))
 }
 
@@ -314,6 +305,7 @@ fn next_address(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::state::Address;
     use crate::host::state::tests::{address, link};
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -332,8 +324,9 @@ mod tests {
     fn known_interface_stays_while_it_has_the_address() {
         let links = [link(1, "lo"), link(2, "eth0"), link(3, "eth1")];
         let found = |known, owners: &[u32]| {
-            let addresses: Vec<_> = owners.iter().copied().map(on).collect();
-            carrier(ADDRESS, known, &links, &addresses).map(|link| link.id.name.clone())
+            let addresses = owners.iter().copied().map(on).collect();
+            let host = Listing { links: links.to_vec(), addresses, routes: Vec::new() };
+            carrier(ADDRESS, known, &host).map(|link| link.id.name.clone())
         };
         assert_eq!(found("eth1", &[1, 2, 3]).as_deref(), Some("eth1"));
         assert_eq!(found("eth1", &[1, 2]).as_deref(), Some("eth0"), "renamed, or moved");

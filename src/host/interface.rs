@@ -151,13 +151,8 @@ impl<'a> Search<'a> {
              that no interface owns (NAT) needs --iface as well"
         );
         let IpAddr::V4(address) = address.to_canonical() else { return Err(no_owner) };
-        let owns = |link: &&Link| {
-            self.host
-                .addresses
-                .iter()
-                .any(|owned| owned.interface_index == link.id.index && owned.address == address)
-        };
-        let link = self.useful_first().find(owns).ok_or(no_owner)?;
+        let link = self.useful_first().find(|link| self.host.has(link, address));
+        let link = link.ok_or(no_owner)?;
         Ok(Choice { link, address: Some(address) })
     }
 

@@ -1,6 +1,8 @@
 //! The host's tables as the kernel lists them: what backends compare with what they want, what the
 //! external interface is chosen from, and what `weft check` looks at.
 
+use std::net::Ipv4Addr;
+
 use crate::host::netlink::{self, Result, routes};
 use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
@@ -30,6 +32,12 @@ impl Listing {
     pub async fn with_routes(wanted: impl Fn(Prefix) -> bool) -> Result<Self> {
         let host = Self::without_routes().await?;
         Ok(Self { routes: routes::routes_to(wanted).await?, ..host })
+    }
+
+    /// Whether `link` has this address.
+    pub fn has(&self, link: &Link, address: Ipv4Addr) -> bool {
+        let mut owned = self.addresses.iter().filter(|it| it.interface_index == link.id.index);
+        owned.any(|it| it.address == address)
     }
 
     async fn without_routes() -> Result<Self> {

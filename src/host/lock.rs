@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::config::lock_file::{self, LockFile};
+use crate::config::whole_file::{FileError, failed};
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".lock";
@@ -44,15 +45,8 @@ pub enum LockError {
         pid: Option<i32>,
     },
     /// The lock file cannot be made or locked.
-    #[error("cannot {operation} {}; --subnet-file must be in a writable directory", path.display())]
-    Unusable {
-        /// What was tried.
-        operation: &'static str,
-        /// The object.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    #[error("{0}; --subnet-file must be in a writable directory")]
+    Unusable(#[from] FileError),
     /// The path has no file name.
     #[error("--subnet-file {} names no file", .0.display())]
     NoFileName(PathBuf),
@@ -69,10 +63,9 @@ impl DaemonLock {
         let path = lock_path(subnet_file)?;
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)
-                .map_err(|source| unusable("make the directory", directory, source))?;
+                .map_err(|error| failed("make the directory", directory, error))?;
         }
-        let locked =
-            lock_file::try_lock(&path).map_err(|source| unusable("lock", &path, source))?;
+        let locked = lock_file::try_lock(&path).map_err(|error| failed("lock", &path, error))?;
         let file = locked.ok_or_else(|| taken(subnet_file, &path))?;
         let lock = Self { file, path };
         lock.write_pid()?;
@@ -99,25 +92,25 @@ impl DaemonLock {
         match self.file.lock_again() {
             Ok(true) => self.write_pid(),
             Ok(false) => Err(taken(subnet_file, path)),
-            Err(source) => Err(unusable("lock", path, source)),
+            Err(error) => Err(failed("lock", path, error).into()),
         }
     }
 
     /// Gives the lock back, as the holder's last act, and leaves no file. Whoever had opened it
     /// finds that it is gone, and makes another.
     pub fn remove(self) -> Result<(), LockError> {
-        fs::remove_file(&self.path).map_err(|source| unusable("remove", &self.path, source))
+        Ok(fs::remove_file(&self.path).map_err(|error| failed("remove", &self.path, error))?)
     }
 
     /// Leaves the lock to the daemon that has its duplicate.
     pub fn leave(mut self) {
-        self.file.leave();
+        self.file.is_left = true;
     }
 
     fn write_pid(&self) -> Result<(), LockError> {
         let pid = format!("{}\n", std::process::id());
         let written = self.file.write(pid.as_bytes());
-        written.map_err(|source| unusable("write to", &self.path, source))
+        Ok(written.map_err(|error| failed("write to", &self.path, error))?)
     }
 }
 
@@ -126,7 +119,7 @@ impl Drop for DaemonLock {
     /// another daemon could lock a new one of that name while this one still ends. One that is left
     /// to another daemon says that one's.
     fn drop(&mut self) {
-        if !self.file.is_left()
+        if !self.file.is_left
             && let Err(error) = self.file.write(b"")
         {
             tracing::debug!("cannot empty {}: {error}", self.path.display());
@@ -159,10 +152,6 @@ fn holder(path: &Path) -> Option<i32> {
 fn taken(subnet_file: &Path, path: &Path) -> LockError {
     let pid = holder(path);
     LockError::Taken { subnet_file: subnet_file.to_owned(), path: path.to_owned(), pid }
-}
-
-fn unusable(operation: &'static str, path: &Path, source: io::Error) -> LockError {
-    LockError::Unusable { operation, path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -263,7 +252,7 @@ mod tests {
         let target = directory.path().join("target");
         std::os::unix::fs::symlink(&target, directory.path().join("subnet.env.lock")).unwrap();
         let error = DaemonLock::acquire(&directory.path().join("subnet.env")).unwrap_err();
-        assert!(matches!(error, LockError::Unusable { .. }), "{error}");
+        assert!(matches!(error, LockError::Unusable(_)), "{error}");
         assert!(!target.exists());
         assert!(matches!(DaemonLock::acquire(Path::new("/")), Err(LockError::NoFileName(_))));
     }

@@ -206,7 +206,8 @@ pub struct PathToHost {
 }
 
 /// A device's hardware address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
+#[display("{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}", _0[0], _0[1], _0[2], _0[3], _0[4], _0[5])]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
@@ -224,13 +225,6 @@ impl MacAddress {
     /// Whether it is the address of one host: neither a group address nor zero.
     pub fn is_host(self) -> bool {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
-    }
-}
-
-impl fmt::Display for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
     }
 }
 

@@ -42,14 +42,8 @@ impl LongSends {
 
     /// Those who are marked; forgets them.
     pub fn take(&self) -> impl Iterator<Item = SocketAddrV4> {
-        self.0.iter().filter_map(|place| {
-            let packed = place.load(Ordering::Relaxed);
-            if packed == FREE {
-                return None;
-            }
-            place.store(FREE, Ordering::Relaxed);
-            Some(unpack(packed))
-        })
+        let marked = self.0.iter().filter(|place| place.load(Ordering::Relaxed) != FREE);
+        marked.map(|place| unpack(place.swap(FREE, Ordering::Relaxed)))
     }
 }
 

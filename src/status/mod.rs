@@ -339,19 +339,6 @@ pub struct Process {
     pub start_unix: u64,
 }
 
-impl Status {
-    /// What the kernel dropped at the overlay's own devices, by device and way; the external
-    /// interface has other traffic.
-    pub fn own_drops(&self) -> Vec<(&str, Way, u64)> {
-        let own =
-            self.device_drops.iter().filter(|(name, _)| Some(*name) != self.interface.as_ref());
-        let both = own.flat_map(|(name, drops)| {
-            [(name, Way::Egress, drops.egress), (name, Way::Ingress, drops.ingress)]
-        });
-        both.map(|(name, way, count)| (name.as_str(), way, count)).collect()
-    }
-}
-
 /// What only a later release has a word for counts as absent.
 fn if_known<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     input: D,

@@ -24,13 +24,7 @@ Exit codes:
 
 /// Asks a running weftd about itself and its overlay network, and cleans up after it.
 #[derive(Debug, Parser)]
-#[command(name = "weft", version, after_help = EXIT_CODES, infer_subcommands = false)]
-pub(super) struct Arguments {
-    #[command(subcommand)]
-    pub(super) command: Command,
-}
-
-#[derive(Debug, Subcommand)]
+#[command(name = "weft", version, after_help = EXIT_CODES)]
 pub(super) enum Command {
     /// What is wrong with this node, if anything is; then lease, dataplane, and every dropped
     /// packet by reason.
@@ -147,10 +141,7 @@ pub(super) struct PingArguments {
 #[derive(Debug, Default, Args)]
 pub(super) struct CheckArguments {
     #[command(flatten)]
-    pub(super) daemon: Daemon,
-    /// As JSON: {"schema": 1, "checks": [{"id", "verdict", "evidence", "cure"}]}.
-    #[arg(short, long, value_name = "FORMAT")]
-    pub(super) output: Option<Output>,
+    pub(super) answered: Answered,
     /// The daemon's --subnet-file.
     #[arg(long, value_name = "PATH", default_value = SUBNET_FILE)]
     pub(super) subnet_file: PathBuf,
@@ -256,11 +247,11 @@ pub(super) struct DropsArguments {
 }
 
 /// What is asked of a daemon and printed.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct Answered {
     #[command(flatten)]
     pub(super) daemon: Daemon,
-    /// All that the daemon says, as one JSON object with a schema number.
+    /// All of the answer, as one JSON object with a schema number.
     #[arg(short, long, value_name = "FORMAT")]
     pub(super) output: Option<Output>,
 }
@@ -286,13 +277,13 @@ mod tests {
 
     use super::*;
 
-    fn parse(words: &[&str]) -> Result<Arguments, clap::Error> {
-        Arguments::try_parse_from(["weft"].iter().chain(words))
+    fn parse(words: &[&str]) -> Result<Command, clap::Error> {
+        Command::try_parse_from(["weft"].iter().chain(words))
     }
 
     #[test]
     fn the_definitions_are_sound() {
-        Arguments::command().debug_assert();
+        Command::command().debug_assert();
     }
 
     #[test]
@@ -307,13 +298,12 @@ mod tests {
     #[test]
     fn both_value_forms_parse_unknown_words_are_named() {
         for words in [&["metrics", "--socket", "/x"][..], &["metrics", "--socket=/x"]] {
-            let Command::Metrics(daemon) = parse(words).unwrap().command else {
+            let Command::Metrics(daemon) = parse(words).unwrap() else {
                 panic!("{words:?} are other words")
             };
             assert_eq!(daemon.socket, PathBuf::from("/x"));
         }
-        let Command::Status { answered, watch } =
-            parse(&["status", "-o", "json", "-w"]).unwrap().command
+        let Command::Status { answered, watch } = parse(&["status", "-o", "json", "-w"]).unwrap()
         else {
             panic!("status is another word")
         };

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use crate::control::clock::{format_rfc3339, unix_seconds};
-use crate::tool::arguments::{CheckArguments, Daemon};
+use crate::tool::arguments::{Answered, CheckArguments, Daemon};
 use crate::tool::{ask, check};
 
 /// What weftd is asked for.
@@ -14,7 +14,9 @@ const PAGES: [&str; 5] = ["/config", "/status", "/peers", "/log", "/metrics"];
 /// The report.
 pub(super) fn run(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String> {
     let socket = daemon.socket.clone();
-    let check = CheckArguments { daemon, subnet_file, verbose: true, ..CheckArguments::default() };
+    let answered = Answered { daemon, output: None };
+    let check =
+        CheckArguments { answered, subnet_file, verbose: true, ..CheckArguments::default() };
     let kernel = rustix::system::uname();
     let mut report = format!(
         "weft {} at {}, kernel {} {}\n\n== weft check --verbose\n{}",

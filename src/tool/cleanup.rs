@@ -82,7 +82,7 @@ fn lock(subnet_file: &Path) -> anyhow::Result<Option<DaemonLock>> {
     match DaemonLock::acquire(subnet_file) {
         Ok(lock) => Ok(Some(lock)),
         Err(error @ LockError::Taken { .. }) => Err(error).context("weftd is running"),
-        Err(LockError::Unusable { .. } | LockError::NoFileName(_)) => Ok(None),
+        Err(LockError::Unusable(_) | LockError::NoFileName(_)) => Ok(None),
     }
 }
 

@@ -36,7 +36,10 @@ struct Dropped<'a> {
 /// Shows what is dropped until the time is over; returns the sum of it.
 pub(super) fn run(arguments: &DropsArguments) -> anyhow::Result<String> {
     let (socket, output) = (&arguments.answered.daemon.socket, arguments.answered.output);
-    let mut looks = Looks::begin(socket)?;
+    let mut looks = Looks::default();
+    looks.next(socket)?;
+    // What was dropped before the first look does not count.
+    looks.dropped = 0;
     let mut file = arguments.write.as_deref().map(open).transpose()?;
     let (time, started) = (Duration::from_secs(arguments.seconds), Instant::now());
     let (mut shown, mut explained) = (0_u64, BTreeSet::new());
@@ -90,13 +93,6 @@ struct Looks {
 }
 
 impl Looks {
-    fn begin(socket: &Path) -> anyhow::Result<Self> {
-        let mut looks = Self::default();
-        looks.next(socket)?;
-        looks.dropped = 0;
-        Ok(looks)
-    }
-
     fn next(&mut self, socket: &Path) -> anyhow::Result<Vec<Sample>> {
         let answer = ask(socket, &format!("/drops/{}", self.seen));
         let (_, Drops { error, next, dropped, samples, .. }) =

@@ -6,7 +6,7 @@ mod kernel;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
@@ -63,19 +63,6 @@ pub(super) fn run(
     peers: &[Peer],
     is_here: bool,
 ) -> anyhow::Result<Explained> {
-    let ask = |asked: &Asked<'_>| match is_here {
-        true => kernel::ask(asked),
-        false => bail!("weftd is in another network namespace"),
-    };
-    explain(question, status, peers, ask)
-}
-
-fn explain(
-    question: Question,
-    status: &Status,
-    peers: &[Peer],
-    ask: impl FnOnce(&Asked<'_>) -> anyhow::Result<Answers>,
-) -> anyhow::Result<Explained> {
     let host =
         ThisHost::read(status, peers).context("weftd has no lease yet: see `weft status`")?;
     let mut steps = Vec::new();
@@ -83,7 +70,9 @@ fn explain(
     let mut goes = last.is_ok();
     steps.extend(last.map_or_else(Some, Some));
     if let Some(asked) = host.asked(&question, status).filter(|_| goes) {
-        let step = match ask(&asked) {
+        let elsewhere = || anyhow!("weftd is in another network namespace");
+        let answers = if is_here { kernel::ask(&asked) } else { Err(elsewhere()) };
+        let step = match answers {
             Ok(answers) => match answers.agree(&asked) {
                 Ok(()) => answers.parting_by_mark(&asked),
                 Err(parting) => {
@@ -404,8 +393,7 @@ mod tests {
         ];
         let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
         let question = Question { source, destination, length_bytes, dont_fragment };
-        let not_asked = |_: &Asked<'_>| anyhow::bail!("not here");
-        let answer = explain(question, &status, &peers, not_asked).unwrap();
+        let answer = run(question, &status, &peers, false).unwrap();
         (render(&answer, Style::PLAIN), answer.goes)
     }
 

@@ -21,7 +21,6 @@ mod refusal;
 mod status;
 mod style;
 mod table;
-mod way_in;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -36,7 +35,7 @@ use serde::Serialize;
 use crate::control::clock::unix_seconds;
 use crate::status::{Config, Peer, Peers, State, Status};
 
-use self::arguments::{Answered, Arguments, Command, Daemon, Output, PingArguments, Question};
+use self::arguments::{Answered, Command, Daemon, Output, PingArguments, Question};
 use self::ask::{ask, page, pid_behind};
 use self::style::{Style, print};
 
@@ -68,11 +67,11 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         .chain(arguments)
         .collect();
     if words.len() == 1 {
-        Arguments::command().print_help().ok();
+        Command::command().print_help().ok();
         return ExitCode::SUCCESS;
     }
     // Says what is wrong with them, and ends the program.
-    let Arguments { command } = Arguments::parse_from(words);
+    let command = Command::parse_from(words);
     let code = run(command).and_then(|(text, code)| print(&text).map(|_is_read| code));
     ExitCode::from(code.unwrap_or_else(|error| {
         writeln!(io::stderr(), "weft: {error:#}").ok();
@@ -220,13 +219,13 @@ fn config(answered: &Answered) -> anyhow::Result<(String, u8)> {
 
 fn completions(shell: clap_complete::Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "weft", &mut script);
+    clap_complete::generate(shell, &mut Command::command(), "weft", &mut script);
     String::from_utf8_lossy(&script).into_owned()
 }
 
 /// Writes one page for weft and one for each command.
 fn manual_pages(directory: &Path) -> anyhow::Result<String> {
-    clap_mangen::generate_to(Arguments::command(), directory)
+    clap_mangen::generate_to(Command::command(), directory)
         .with_context(|| format!("cannot write manual pages into {}", directory.display()))?;
     Ok(format!("manual pages are in {}\n", directory.display()))
 }

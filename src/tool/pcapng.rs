@@ -22,6 +22,9 @@ const OUTBOUND: u32 = 2;
 /// Times count nanoseconds: 10^-9 s.
 const NANOSECONDS: u8 = 9;
 
+/// Behind the options of a block.
+const OPTIONS_END: (u16, &[u8]) = (0, &[]);
+
 /// What a file begins with; `captured_bytes_max` is what packets are cut to.
 pub(super) fn beginning(captured_bytes_max: u32) -> Vec<u8> {
     let mut section = Vec::new();
@@ -29,20 +32,15 @@ pub(super) fn beginning(captured_bytes_max: u32) -> Vec<u8> {
     section.extend([1_u16, 0].map(u16::to_ne_bytes).concat());
     // Of unknown length.
     section.extend(u64::MAX.to_ne_bytes());
-    option(&mut section, OPTION_USER_APPLICATION, b"weft drops");
-    end_of_options(&mut section);
-    let mut interface = Vec::new();
-    interface.extend([RAW, 0].map(u16::to_ne_bytes).concat());
+    let mut interface = [RAW, 0].map(u16::to_ne_bytes).concat();
     interface.extend(captured_bytes_max.to_ne_bytes());
-    option(&mut interface, OPTION_TIME_RESOLUTION, &[NANOSECONDS]);
-    end_of_options(&mut interface);
-    [block(SECTION, &section), block(INTERFACE, &interface)].concat()
+    let section = block(SECTION, section, &[(OPTION_USER_APPLICATION, b"weft drops")]);
+    [section, block(INTERFACE, interface, &[(OPTION_TIME_RESOLUTION, &[NANOSECONDS])])].concat()
 }
 
 /// What a packet adds to it, of which there are these `bytes`.
 pub(super) fn packet(sample: &Sample, bytes: &[u8], comment: &str) -> Vec<u8> {
     let (at_ns, captured_bytes) = (sample.at_unix_nanoseconds, bytes.len() as u32);
-    let mut body = Vec::new();
     let numbers = [
         0,
         (at_ns >> 32) as u32,
@@ -50,33 +48,27 @@ pub(super) fn packet(sample: &Sample, bytes: &[u8], comment: &str) -> Vec<u8> {
         captured_bytes,
         sample.length_bytes.max(captured_bytes),
     ];
-    body.extend(numbers.map(u32::to_ne_bytes).concat());
+    let mut body = numbers.map(u32::to_ne_bytes).concat();
     padded(&mut body, bytes);
-    option(&mut body, OPTION_COMMENT, comment.as_bytes());
     let flags = match sample.direction {
         Way::Ingress => INBOUND,
         Way::Egress => OUTBOUND,
     };
-    option(&mut body, OPTION_FLAGS, &flags.to_ne_bytes());
-    end_of_options(&mut body);
-    block(PACKET, &body)
+    let flags = flags.to_ne_bytes();
+    block(PACKET, body, &[(OPTION_COMMENT, comment.as_bytes()), (OPTION_FLAGS, &flags)])
 }
 
-fn block(kind: u32, body: &[u8]) -> Vec<u8> {
+/// A block of this kind: its fields, and its options behind them.
+fn block(kind: u32, mut body: Vec<u8>, options: &[(u16, &[u8])]) -> Vec<u8> {
+    for (code, value) in options.iter().chain(&[OPTIONS_END]) {
+        // Comments are short.
+        let length = value.len().min(usize::from(u16::MAX)) as u16;
+        body.extend([*code, length].map(u16::to_ne_bytes).concat());
+        padded(&mut body, &value[..length.into()]);
+    }
     // Kind and length in front, the length again behind.
     let length = (3 * size_of::<u32>() + body.len()) as u32;
-    [&kind.to_ne_bytes()[..], &length.to_ne_bytes(), body, &length.to_ne_bytes()].concat()
-}
-
-fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
-    // Comments are short.
-    let length = value.len().min(usize::from(u16::MAX)) as u16;
-    out.extend([code, length].map(u16::to_ne_bytes).concat());
-    padded(out, &value[..length.into()]);
-}
-
-fn end_of_options(out: &mut Vec<u8>) {
-    option(out, 0, &[]);
+    [&kind.to_ne_bytes()[..], &length.to_ne_bytes(), &body, &length.to_ne_bytes()].concat()
 }
 
 /// Fields begin at multiples of four bytes.

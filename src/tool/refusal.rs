@@ -1,10 +1,11 @@
-//! What an errno of a route or of a send stands for, in words.
+//! What the kernel answers about routes and sends, and what a refusal stands for, in words.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 
 use rustix::io::Errno;
 
-use crate::host::netlink::NetlinkError;
+use crate::host::netlink::{self, NetlinkError};
 
 /// An answer of the kernel to a question, of which a refusal is one.
 pub(super) fn or_refused<T>(
@@ -15,6 +16,18 @@ pub(super) fn or_refused<T>(
         Err(NetlinkError::Refused { source, .. }) => Ok(Err(source)),
         Err(error) => Err(error),
     }
+}
+
+/// The interface of what `pod` of `host` sends: the one by which packets go there, if that is
+/// without a tunnel, as with host-gw and with DirectRouting; else the `device`.
+pub(super) async fn way_in(
+    pod: Ipv4Addr,
+    host: Ipv4Addr,
+    device: Option<u32>,
+) -> Result<Option<u32>, NetlinkError> {
+    let path = or_refused(netlink::path_to(pod).await)?.ok();
+    let direct = path.filter(|path| path.gateway == Some(IpAddr::V4(host)));
+    Ok(direct.map(|path| path.interface_index).or(device))
 }
 
 /// What the kernel means, and its own words. Of routes: `fib_props` in net/ipv4/fib_semantics.c,

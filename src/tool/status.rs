@@ -8,7 +8,7 @@ use crate::control::clock::format_go_duration;
 use crate::stats::DropReason;
 use crate::status::{
     Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, PeerState, Rules,
-    SCHEMA, State, Status, Store, Verdict, Way, Worker,
+    SCHEMA, State, Status, Store, Verdict, Worker,
 };
 use crate::tool::peers;
 use crate::tool::style::Style;
@@ -172,11 +172,11 @@ fn render_fast_path(fast_path: &FastPath) -> String {
 
 /// What the kernel dropped at the overlay's own devices; the external interface has other traffic.
 fn render_device_drops(status: &Status) -> Option<String> {
-    let drops = status.own_drops().into_iter().filter(|(.., count)| *count >= DEVICE_DROPS_MIN);
-    let texts = joined(drops.map(|(device, way, count)| match way {
-        Way::Egress => format!("{device} {count} on the way out"),
-        Way::Ingress => format!("{device} {count} on the way in"),
-    }));
+    let own =
+        status.device_drops.iter().filter(|(name, _)| Some(*name) != status.interface.as_ref());
+    let each = own.flat_map(|(name, it)| [(name, it.egress, "out"), (name, it.ingress, "in")]);
+    let many = each.filter(|(_, count, _)| *count >= DEVICE_DROPS_MIN);
+    let texts = joined(many.map(|(name, count, way)| format!("{name} {count} on the way {way}")));
     (!texts.is_empty()).then(|| format!("dropped by the kernel: {texts}"))
 }
 

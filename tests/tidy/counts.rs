@@ -10,25 +10,25 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4300),
-    ("backend", 5760, 56500),
+    ("backend", 5690, 56300),
     ("bin", 10, 200),
     ("config", 1700, 16300),
-    ("daemon", 3520, 35600),
-    ("control", 5260, 52500),
+    ("daemon", 3420, 35100),
+    ("control", 5240, 52500),
     ("device", 470, 5000),
     ("engine", 1900, 17400),
-    ("fast_path", 600, 5400),
+    ("fast_path", 590, 5300),
     ("forward", 750, 6500),
-    ("host", 2560, 26100),
-    ("netfilter", 1120, 10900),
+    ("host", 2540, 26000),
+    ("netfilter", 1100, 10800),
     ("offload", 820, 7300),
     ("packet", 710, 7000),
     ("rights", 50, 600),
     ("route", 340, 3200),
     ("stats", 340, 3200),
-    ("status", 580, 4200),
+    ("status", 560, 3900),
     ("sys", 1170, 12100),
-    ("tool", 4440, 47600),
+    ("tool", 4400, 47400),
 ];
 
 /// Lines and tokens.

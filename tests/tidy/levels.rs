@@ -136,7 +136,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
                 "log/repeat",
             ],
             &["verdict", "metrics", "peer_rows", "drop_samples", "log/queue"],
-            &["descriptors", "health", "metrics_server", "node_guard", "port_guard", "take_over"],
+            &["descriptors", "health", "node_guard", "port_guard", "take_over"],
             &["log", "warm_start"],
             &["begin", "report"],
             &["run"],
@@ -146,7 +146,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "tool",
         &[
             &["arguments", "ask", "cni", "install_conf", "pcapng", "refusal", "style"],
-            &["cleanup", "drops", "echo", "table", "way_in"],
+            &["cleanup", "drops", "echo", "table"],
             &["config", "explain/kernel", "lease", "peers"],
             &["explain"],
             &["ping", "status"],

@@ -35,7 +35,17 @@ const MAP: &[(&str, &[&str])] = &[
         &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats", "words"],
     ),
     ("config", &["backend_kind", "route::Prefix", "status", "words"]),
-    ("host", &["backend_kind", "route::Prefix", "failure", "config::options", "config::lock_file"]),
+    (
+        "host",
+        &[
+            "backend_kind",
+            "route::Prefix",
+            "failure",
+            "config::options",
+            "config::lock_file",
+            "config::whole_file",
+        ],
+    ),
     ("netfilter", &["route::Prefix", "failure", "status", "words"]),
     ("status", &["backend_kind", "route::Prefix", "stats", "words"]),
     ("control", &["backend_kind", "route::Prefix", "failure", "config", "status", "words"]),

@@ -73,18 +73,12 @@ impl Hosts {
         Some(Task { subnet: *subnet, from, to })
     }
 
-    /// Records the result of `task`: what is set up after it, and whether it failed. Gives the
-    /// pause before the next attempt.
-    pub(super) fn end(
-        &mut self,
-        task: &Task,
-        applied: Option<Peer>,
-        has_failed: bool,
-        now: Instant,
-    ) -> Duration {
+    /// Records the result of `task`, which has failed unless what is set up after it is what it was
+    /// for. Gives the pause before the next attempt.
+    pub(super) fn end(&mut self, task: &Task, applied: Option<Peer>, now: Instant) -> Duration {
         let Some(entry) = self.entries.get_mut(&task.subnet) else { return Duration::ZERO };
         (entry.is_running, entry.applied) = (false, applied);
-        let is_outdated = entry.wanted != task.to;
+        let (has_failed, is_outdated) = (entry.applied != task.to, entry.wanted != task.to);
         let pause = entry.retry.map_or(RETRY.0, |(_, pause)| pause);
         entry.retry = (has_failed && !is_outdated).then(|| (now + pause, (pause * 2).min(RETRY.1)));
         let is_tried_again = entry.retry.is_some();
@@ -148,16 +142,16 @@ mod tests {
         // Another value while its command still runs: after it, and never beside it.
         hosts.want(wanted(&[(1, "b"), (2, "a")]));
         assert_eq!(begun(&mut hosts, now), []);
-        hosts.end(&task, Some(peer("a")), false, now);
+        hosts.end(&task, Some(peer("a")), now);
         assert_eq!(hosts.applied().len(), 1);
         let task = hosts.begin(now).unwrap();
         assert_eq!((&task.from, &task.to), (&Some(peer("a")), &Some(peer("b"))));
-        hosts.end(&task, Some(peer("b")), false, now);
+        hosts.end(&task, Some(peer("b")), now);
         assert_eq!(begun(&mut hosts, now), []);
         hosts.want(wanted(&[(2, "a")]));
         let task = hosts.begin(now).unwrap();
         assert_eq!((&task.from, &task.to), (&Some(peer("b")), &None));
-        hosts.end(&task, None, false, now);
+        hosts.end(&task, None, now);
         assert_eq!(hosts.entries.len(), 1, "a host that is gone is kept in memory");
     }
 
@@ -168,7 +162,7 @@ mod tests {
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             let task = hosts.begin(now).unwrap();
             let pause = Duration::from_secs(seconds);
-            assert_eq!(hosts.end(&task, None, true, now), pause);
+            assert_eq!(hosts.end(&task, None, now), pause);
             assert_eq!((hosts.failed(), hosts.next_retry()), (1, Some(now + pause)));
             assert_eq!(hosts.begin(now + pause - Duration::from_millis(1)), None, "too early");
             now += pause;
@@ -182,7 +176,7 @@ mod tests {
         let (mut hosts, now) = (Hosts::default(), Instant::now());
         hosts.want(wanted(&[(1, "wrong")]));
         let task = hosts.begin(now).unwrap();
-        hosts.end(&task, None, true, now);
+        hosts.end(&task, None, now);
         hosts.want(wanted(&[(1, "wrong")]));
         assert_eq!(begun(&mut hosts, now), [], "other leases shorten a pause");
         hosts.want(wanted(&[(1, "right")]));
@@ -190,7 +184,7 @@ mod tests {
         assert_eq!(task.to, Some(peer("right")));
         // And if it says so while the old command still fails.
         hosts.want(wanted(&[(1, "better")]));
-        assert_eq!(hosts.end(&task, None, true, now), Duration::ZERO);
+        assert_eq!(hosts.end(&task, None, now), Duration::ZERO);
         assert_eq!(begun(&mut hosts, now), [subnet(1)]);
     }
 }

@@ -47,7 +47,7 @@ pub(in crate::backend) struct Health {
     manner: Manner,
     machine: Machine,
     /// `None` without the right to raw sockets; then nobody is asked.
-    echoes: Option<Echoes>,
+    pub(in crate::backend) echoes: Option<Echoes>,
     capture: Capture,
     next_look: Instant,
     next_tick: Instant,
@@ -82,10 +82,6 @@ impl Health {
     /// How the peers are, and each change of it.
     pub(in crate::backend) fn view(&self) -> watch::Receiver<Arc<Reachability>> {
         self.published.subscribe()
-    }
-
-    pub(in crate::backend) fn echoes(&mut self) -> Option<&mut Echoes> {
-        self.echoes.as_mut()
     }
 
     /// These are the peers from now on, behind the interface with this index.
@@ -173,7 +169,7 @@ impl Health {
                 echoes.send(ask.host, TTL, ask.sequence).ok();
             }
         }
-        capture.watch(machine.in_question(now), machine.external());
+        capture.watch(machine.in_question(now), machine.external);
         self.is_waiting = machine.is_waiting(now);
         self.next_tick = now + machine.until_tick(now).unwrap_or(LONG);
         asks.retain(|ask| ask.asks_host);
@@ -230,7 +226,7 @@ fn meaning(
     let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
     let answerer = |address| {
         let (host, by) = machine.place_of(address)?;
-        (by == interface || by == machine.external()).then_some(host)
+        (by == interface || by == machine.external).then_some(host)
     };
     match message {
         Message::Asked(asker) => {
@@ -263,7 +259,7 @@ fn meaning(
                 // Of routers nothing is known, but that they have seen an echo to it.
                 let asked = echo_to.and_then(|address| machine.place_of(address));
                 let is_on_path = by == host || asked.is_some_and(|(asked, _)| asked == host);
-                (is_on_path && interface == machine.external() && REFUSALS.contains(&code))
+                (is_on_path && interface == machine.external && REFUSALS.contains(&code))
                     .then_some((host, Evidence::Refused { by, code }))
             }
         }

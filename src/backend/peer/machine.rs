@@ -30,7 +30,7 @@ pub(super) struct Machine {
     /// Whose target this is, or whose echoes expire on the way to it, and the lease's interface.
     addresses: HashMap<Ipv4Addr, (Ipv4Addr, u32)>,
     /// By which what comes from the peers' hosts comes.
-    external: u32,
+    pub(super) external: u32,
     /// How long a peer counts as in use.
     in_use: Duration,
     random: fastrand::Rng,
@@ -82,11 +82,6 @@ impl Machine {
     pub(super) fn place_of(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, u32)> {
         let place = self.addresses.get(&address).copied();
         place.or_else(|| self.peers.contains_key(&address).then_some((address, self.external)))
-    }
-
-    /// The external interface.
-    pub(super) fn external(&self) -> u32 {
-        self.external
     }
 
     /// Whether packets were sent to this peer lately.

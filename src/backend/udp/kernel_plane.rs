@@ -9,9 +9,9 @@ mod merging;
 pub(super) mod obstacle;
 mod placement;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::host::netlink::events::Events;
 use crate::host::netlink::policies::has_policies;
 use crate::host::netlink::{self, NetlinkError, neighbours, request_all};
 use crate::host::state::MacAddress;
-use crate::route::{Peer, Prefix, Published, Table};
+use crate::route::{Peer, Prefix, Published};
 use crate::status;
 
 use super::owner::Owner;
@@ -250,16 +250,7 @@ impl KernelPlane {
         if has_policies().await? {
             return Err(Obstacle::Policies);
         }
-        let link = netlink::link_named(&ground.interface).await?;
-        let Some(link) = link.filter(|link| link.id.index == ground.underlay_device) else {
-            return Err(Obstacle::NoInterface(ground.interface));
-        };
-        let Some(mac) = link.mac.filter(|_| !link.is_loopback) else {
-            return Err(Obstacle::NotEthernet(ground.interface));
-        };
-        if link.is_bridge {
-            return Err(Obstacle::Bridge(ground.interface));
-        }
+        let mac = hardware_address(&ground).await?;
         let unmeasured = self.inputs.unmeasured.borrow_and_update().clone();
         let unmeasured = unmeasured.ok_or(Obstacle::Unmeasured)?;
         let table = self.inputs.routes.load();
@@ -273,19 +264,6 @@ impl KernelPlane {
         if has_policies().await? {
             return Err(Obstacle::Policies);
         }
-        self.publish(&ground, mac, &table, &neighbours, &unmeasured)
-    }
-
-    fn publish(
-        &mut self,
-        ground: &Ground,
-        mac: MacAddress,
-        table: &Table,
-        neighbours: &BTreeMap<Ipv4Addr, MacAddress>,
-        unmeasured: &BTreeSet<SocketAddrV4>,
-    ) -> Result<(), Obstacle> {
-        let gro_device = self.placement.gro_device();
-        let Some(fast_path) = &self.fast_path else { return Ok(()) };
         let lengths: BTreeSet<_> =
             table.peers().iter().map(|peer| peer.subnet.length_bits()).collect();
         if lengths.len() > LENGTHS_MAX {
@@ -303,11 +281,11 @@ impl KernelPlane {
             underlay_device: ground.underlay_device,
             hardware_address: mac.0,
             tun_device: ground.tun_device,
-            gro_device,
+            gro_device: self.placement.gro_device(),
         };
         let may_send_to = |peer: &Peer| !unmeasured.contains(&peer.address);
         let maps = &fast_path.maps;
-        self.entries.publish(maps, table, &settings, &self.hops, neighbours, may_send_to)?;
+        self.entries.publish(maps, &table, &settings, &self.hops, &neighbours, may_send_to)?;
         maps.publish(&settings)?;
         self.published = Some(settings);
         self.report_on(table.peers().len());
@@ -437,6 +415,17 @@ impl Drop for KernelPlane {
         }
         self.placement.leave();
     }
+}
+
+/// That of the interface which carries the tunnel, if the programs can send by it.
+async fn hardware_address(ground: &Ground) -> Result<MacAddress, Obstacle> {
+    let interface = || ground.interface.clone();
+    let link = netlink::link_named(&ground.interface).await?;
+    let link = link.filter(|link| link.id.index == ground.underlay_device);
+    let link = link.ok_or_else(|| Obstacle::NoInterface(interface()))?;
+    let mac = link.mac.filter(|_| !link.is_loopback);
+    let mac = mac.ok_or_else(|| Obstacle::NotEthernet(interface()))?;
+    if link.is_bridge { Err(Obstacle::Bridge(interface())) } else { Ok(mac) }
 }
 
 /// When the programs end unless they are told again.

@@ -114,30 +114,19 @@ pub(crate) async fn reserve(
         let fast_path = FastPath::load()?;
         let attacher = Attacher { fast_path: &fast_path, owner, is_kept };
         attacher.probe(device).await?;
-        Ok(fast_path)
+        Ok::<_, AttachError>(fast_path)
     };
-    let fast_path = load_fast_path(fast_path, load).await?;
-    Ok(UdpReserved { settings: *settings, tunnel, fast_path })
-}
-
-/// Loads the kernel's programs by `load`, which finds out whether they can be attached, unless they
-/// are not wanted; they take nothing yet.
-async fn load_fast_path(
-    choice: FastPathChoice,
-    load: impl AsyncFnOnce() -> Result<FastPath, AttachError>,
-) -> Result<Result<FastPath, status::FastPath>, StartError> {
-    if choice == FastPathChoice::Off {
-        return Ok(Err(off(SWITCHED_OFF, "--fast-path=off".to_owned())));
-    }
-    match load().await {
-        Ok(fast_path) => Ok(Ok(fast_path)),
-        Err(error) if choice == FastPathChoice::On => Err(error.into()),
-        Err(error) => {
+    // They take nothing yet.
+    let fast_path = match fast_path {
+        FastPathChoice::Off => Err(off(SWITCHED_OFF, "--fast-path=off".to_owned())),
+        FastPathChoice::On => Ok(load().await?),
+        FastPathChoice::Auto => load().await.map_err(|error| {
             let reason = with_causes(&*error);
             info!("workers carry all packets, without the kernel's fast path: {reason}");
-            Ok(Err(off("not-loaded", reason)))
-        }
-    }
+            off("not-loaded", reason)
+        }),
+    };
+    Ok(UdpReserved { settings: *settings, tunnel, fast_path })
 }
 
 /// Gives the device its address and the route.

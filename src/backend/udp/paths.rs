@@ -18,7 +18,7 @@ use crate::stats::LONG_BYTES;
 
 /// No path is taken to be narrower: 576 bytes, which each IPv4 host has to take (RFC 791), less
 /// IPv4 and UDP headers.
-const NARROWEST_BYTES: u16 = 548;
+const NARROWEST_BYTES: u16 = USUAL_BYTES[0];
 
 // Otherwise a path that takes no more would never count as in use, nor be searched again.
 const _: () = assert!(LONG_BYTES < NARROWEST_BYTES);
@@ -76,23 +76,8 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 
 /// What a search tries besides the overlay's own MTU: what links and the usual tunnels carry, less
 /// the 28 bytes of ours.
-const USUAL_BYTES: [u16; 15] = [
-    NARROWEST_BYTES,
-    978,
-    1252,
-    1272,
-    1322,
-    1372,
-    1392,
-    1422,
-    1432,
-    1452,
-    1464,
-    1472,
-    1974,
-    4324,
-    8138,
-];
+const USUAL_BYTES: [u16; 15] =
+    [548, 978, 1252, 1272, 1322, 1372, 1392, 1422, 1432, 1452, 1464, 1472, 1974, 4324, 8138];
 
 /// Lengths of one search: the usual ones and the longest.
 const LENGTHS_MAX: usize = USUAL_BYTES.len() + 1;

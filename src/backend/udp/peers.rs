@@ -31,7 +31,7 @@ impl PeerSet {
             }
             let address = SocketAddrV4::new(lease.attributes.public_ip, port);
             let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
-            let takes_source_ports = source_ports >= SOURCE_PORTS;
+            let takes_source_ports = source_ports >= Some(SOURCE_PORTS);
             let known = self.peers.remove(subnet).filter(|peer| peer.address == address);
             let is_same = |peer: &Arc<Peer>| {
                 (peer.takes_no_checksum, peer.takes_source_ports)
@@ -73,19 +73,11 @@ struct Announcement {
     version: u16,
     /// Its programs take datagrams without a UDP checksum, and only those: others go through
     /// UDP_GRO to its workers, which without a checksum would get them one by one.
-    #[serde(rename = "UDPZeroChecksum", skip_serializing_if = "is_false")]
+    #[serde(rename = "UDPZeroChecksum", skip_serializing_if = "std::ops::Not::not")]
     takes_no_checksum: bool,
     /// From so many more ports it takes datagrams, and shares them out among its workers by port.
-    #[serde(rename = "SourcePorts", skip_serializing_if = "is_zero")]
-    source_ports: u16,
-}
-
-fn is_false(flag: &bool) -> bool {
-    !flag
-}
-
-fn is_zero(count: &u16) -> bool {
-    *count == 0
+    #[serde(rename = "SourcePorts", skip_serializing_if = "Option::is_none")]
+    source_ports: Option<u16>,
 }
 
 const VERSION: u16 = 1;
@@ -93,9 +85,9 @@ const VERSION: u16 = 1;
 /// What this node publishes while its programs run, or do not; `takes_source_ports` says whether it
 /// has several workers. Programs know datagrams of the tunnel's port only.
 pub(super) fn announcement(has_programs: bool, takes_source_ports: bool) -> Option<RawJson> {
-    let source_ports = if takes_source_ports && !has_programs { SOURCE_PORTS } else { 0 };
+    let source_ports = (takes_source_ports && !has_programs).then_some(SOURCE_PORTS);
     let said = Announcement { version: VERSION, takes_no_checksum: has_programs, source_ports };
-    let is_something = has_programs || source_ports > 0;
+    let is_something = has_programs || source_ports.is_some();
     RawJson::of(&said).ok().filter(|_| is_something)
 }
 

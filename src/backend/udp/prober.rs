@@ -71,9 +71,9 @@ impl Prober {
     /// For the host with the TUN address `own`, and the tunnel's port.
     pub(super) fn open(own: Ipv4Addr, port: u16, ceiling_bytes: u16, taken: Arc<Taken>) -> Self {
         let manner = Manner { port: Some(port), ttl: TTL_BEYOND, is_use_rare: false };
-        let mut health = Health::open(manner);
+        let health = Health::open(manner);
         // Without echoes, routers may fragment long datagrams.
-        let unmeasured = health.echoes().map(|_| BTreeSet::new());
+        let unmeasured = health.echoes.as_ref().map(|_| BTreeSet::new());
         Self {
             paths: Paths::new(ceiling_bytes, fastrand::u64(..)),
             health,
@@ -109,7 +109,7 @@ impl Prober {
     ) {
         loop {
             // With Don't Fragment, a narrow path that can't be measured would go unnoticed.
-            let is_measuring = self.health.echoes().is_some();
+            let is_measuring = self.health.echoes.is_some();
             let always_fragmenting = !is_measuring || self.paths.mute().next().is_some();
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
@@ -172,15 +172,16 @@ impl Prober {
         for ask in self.health.tick(now) {
             // The tunnel's own socket is told why it can't send.
             let endpoint = SocketAddrV4::new(ask.host, seats[0].socket.address.port());
-            self.ask(seats, endpoint, ask.target, ECHO_BYTES, ask.sequence);
+            let probe = Probe { endpoint, target: ask.target, bytes: ECHO_BYTES };
+            self.ask(seats, probe, ask.sequence);
         }
         self.try_source_ports(seats, now);
         self.note_use(seats, table, now);
-        for Probe { endpoint, target, bytes } in self.paths.tick(now) {
+        for probe in self.paths.tick(now) {
             self.sequence = self.sequence.wrapping_add(1);
             self.open.insert(self.sequence);
             self.open.remove(&self.sequence.wrapping_sub(OPEN_MAX));
-            self.ask(seats, endpoint, target, bytes, self.sequence);
+            self.ask(seats, probe, self.sequence);
         }
     }
 
@@ -188,14 +189,14 @@ impl Prober {
     fn try_source_ports(&mut self, seats: &[Seat], now: Instant) {
         let ports: Vec<_> = sources(seats).collect();
         let Self { health, source_ports, .. } = self;
-        if ports.is_empty() || health.echoes().is_none() {
+        if ports.is_empty() || health.echoes.is_none() {
             return;
         }
         for ask in source_ports.tick(|host| health.is_in_use(host, now), now) {
             self.sequence = self.sequence.wrapping_add(1);
             source_ports.asked(ask.host, self.sequence, now);
             let Some(socket) = ports.get(ask.port) else { continue };
-            let Some(echoes) = health.echoes() else { return };
+            let Some(echoes) = health.echoes.as_mut() else { return };
             let packet = echoes.packet([self.own, ask.target], TRIAL_BYTES, self.sequence);
             // What can't be sent is not answered.
             let endpoint = SocketAddrV4::new(ask.host, socket.address.port());
@@ -214,15 +215,8 @@ impl Prober {
 
     /// Asks a TUN address for an echo. One that the kernel refuses to send counts as lost, like one
     /// that a router drops.
-    fn ask(
-        &mut self,
-        seats: &[Seat],
-        endpoint: SocketAddrV4,
-        target: Ipv4Addr,
-        bytes: u16,
-        sequence: u16,
-    ) {
-        let Some(echoes) = self.health.echoes() else { return };
+    fn ask(&mut self, seats: &[Seat], Probe { endpoint, target, bytes }: Probe, sequence: u16) {
+        let Some(echoes) = self.health.echoes.as_mut() else { return };
         let packet = echoes.packet([self.own, target], bytes, sequence);
         if let Err(error) = seats[0].socket.send_whole(packet, endpoint)
             && bytes == ECHO_BYTES

@@ -13,7 +13,7 @@ use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
 use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSocket};
 use crate::failure::with_causes;
-use crate::host::netlink::{self, NetlinkError};
+use crate::host::netlink;
 use crate::host::state::{Link, LinkId};
 use crate::route::Prefix;
 
@@ -158,9 +158,7 @@ fn steer(queues: &[Tun], program: io::Result<Steering>) {
 }
 
 /// Removes the kept devices of `network`, or all, that no process has.
-pub(crate) async fn remove_kept(
-    network: Option<Prefix>,
-) -> Result<Vec<(LinkId, Owner)>, NetlinkError> {
+pub(crate) async fn remove_kept(network: Option<Prefix>) -> netlink::Result<Vec<(LinkId, Owner)>> {
     let mut removed = Vec::new();
     for link in netlink::links().await?.into_iter().filter(|link| !link.has_carrier) {
         let owner =

@@ -97,38 +97,33 @@ impl Connection {
         operation: &'static str,
         request: Built,
     ) -> StoreResult<Response<Body>> {
-        self.calls.unless_moved(operation, self.ask_once(operation, request)).await
-    }
-
-    async fn ask_once(
-        &self,
-        operation: &'static str,
-        request: Built,
-    ) -> StoreResult<Response<Body>> {
         let unavailable = |detail: String| StoreError::unavailable(operation, detail);
-        let request = request.map_err(|error| unavailable(with_causes(&error)))?;
-        let wait = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(wait) = wait {
-            sleep_until(wait).await;
-        }
-        let client = || self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if client().1 != self.calls.moves() {
-            self.renewed(String::new()).await;
-        }
-        let client = client().0;
-        let answer = bounded(operation, client.send(request.map(Body::from)));
-        let answer = match self.calls.times.measured(answer).await? {
-            Ok(answer) if answer.status().is_success() => return Ok(answer),
-            Ok(answer) => answer,
-            Err(error) => return Err(unavailable(self.renewed(with_causes(&error)).await)),
+        let asked = async {
+            let request = request.map_err(|error| unavailable(with_causes(&error)))?;
+            let wait = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(wait) = wait {
+                sleep_until(wait).await;
+            }
+            let client = || self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if client().1 != self.calls.moves() {
+                self.renewed(String::new()).await;
+            }
+            let client = client().0;
+            let answer = bounded(operation, client.send(request.map(Body::from)));
+            let answer = match self.calls.times.measured(answer).await? {
+                Ok(answer) if answer.status().is_success() => return Ok(answer),
+                Ok(answer) => answer,
+                Err(error) => return Err(unavailable(self.renewed(with_causes(&error)).await)),
+            };
+            let (parts, body) = answer.into_parts();
+            let text = read(operation, body, ERROR_BYTES_MAX).await.unwrap_or_default();
+            let mut status = status(&text);
+            if parts.status == StatusCode::UNAUTHORIZED {
+                status.message = self.renewed(status.message).await;
+            }
+            Err(self.refusal(operation, parts.status, &parts.headers, &status))
         };
-        let (parts, body) = answer.into_parts();
-        let text = read(operation, body, ERROR_BYTES_MAX).await.unwrap_or_default();
-        let mut status = status(&text);
-        if parts.status == StatusCode::UNAUTHORIZED {
-            status.message = self.renewed(status.message).await;
-        }
-        Err(self.refusal(operation, parts.status, &parts.headers, &status))
+        self.calls.unless_moved(operation, asked).await
     }
 
     /// As `ask`, for an answer that is read as a whole.
@@ -138,11 +133,8 @@ impl Connection {
         request: Built,
         bytes_max: usize,
     ) -> StoreResult<Vec<u8>> {
-        let whole = async {
-            let body = self.ask_once(operation, request).await?.into_body();
-            read(operation, body, bytes_max).await
-        };
-        self.calls.unless_moved(operation, whole).await
+        let body = self.ask(operation, request).await?.into_body();
+        self.calls.unless_moved(operation, read(operation, body, bytes_max)).await
     }
 
     /// What an error of the API means, which came as a `code` or in a watch.

@@ -196,15 +196,9 @@ fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End 
 impl Rule {
     /// Nothing if that can't be told.
     fn holds(&self, packet: &Packet<'_>) -> Option<bool> {
-        let mut is_known = true;
-        for condition in &self.conditions {
-            match condition.holds(packet) {
-                Some(true) => {}
-                Some(false) => return Some(false),
-                None => is_known = false,
-            }
-        }
-        is_known.then_some(true)
+        let each: Vec<_> = self.conditions.iter().map(|it| it.holds(packet)).collect();
+        let is_known = each.iter().all(Option::is_some);
+        if each.contains(&Some(false)) { Some(false) } else { is_known.then_some(true) }
     }
 }
 
@@ -235,14 +229,10 @@ fn within(packets: Option<Prefix>, prefixes: &[Prefix]) -> Option<bool> {
 }
 
 fn by(device: Option<&str>, name: &str) -> Option<bool> {
-    match device {
-        // No packet from or to another host passes the loopback.
-        None => (name == "lo").then_some(false),
-        Some(device) => Some(match name.strip_suffix(['*', '+']) {
-            Some(beginning) => device.starts_with(beginning),
-            None => device == name,
-        }),
-    }
+    // No packet from or to another host passes the loopback.
+    let Some(device) = device else { return (name == "lo").then_some(false) };
+    let beginning = name.strip_suffix(['*', '+']);
+    Some(beginning.map_or(device == name, |beginning| device.starts_with(beginning)))
 }
 
 /// `10.0.0.0/8` or `10.0.0.1`.

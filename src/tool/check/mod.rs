@@ -20,9 +20,6 @@ use super::arguments::CheckArguments;
 use super::style::Style;
 use crate::status::SCHEMA;
 
-/// Exit code if a check failed.
-const EXIT_FOUND: u8 = 1;
-
 /// What findings are called, one and many, and how they are shown.
 type Words = (Judgement, [&'static str; 2], fn(Style, &str) -> String);
 
@@ -41,12 +38,12 @@ pub fn described() -> impl Iterator<Item = (&'static str, &'static str)> {
     CHECKS.iter().map(|(id, _, about)| (*id, *about))
 }
 
-/// All checks: the report, and the exit code.
+/// All checks: the report, and the exit code, 1 if one failed.
 pub(super) fn run(arguments: CheckArguments) -> anyhow::Result<(String, u8)> {
     let facts = read::facts(arguments)?;
     let answer = |(id, judge, _): &Check| Answer { id, finding: judge(&facts).into() };
     let found: Vec<_> = CHECKS.iter().map(answer).collect();
-    let text = match facts.asked.output {
+    let text = match facts.asked.answered.output {
         Some(_) => format!("{:#}\n", to_json(&found)),
         None => {
             let note = if facts.process.is_root { "" } else { NOT_ROOT };
@@ -54,7 +51,7 @@ pub(super) fn run(arguments: CheckArguments) -> anyhow::Result<(String, u8)> {
         }
     };
     let has_failed = found.iter().any(|it| it.finding.verdict == Judgement::Failed);
-    Ok((text, if has_failed { EXIT_FOUND } else { 0 }))
+    Ok((text, u8::from(has_failed)))
 }
 
 /// What one check says.

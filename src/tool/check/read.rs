@@ -30,8 +30,7 @@ use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
 use crate::tool::ask::wait_for;
 use crate::tool::explain::first_pod;
-use crate::tool::refusal::{or_refused, why};
-use crate::tool::way_in::way_in;
+use crate::tool::refusal::{or_refused, way_in, why};
 
 /// Peers whose ways are asked about: milliseconds.
 const WAYS_MAX: usize = 256;
@@ -53,7 +52,7 @@ const DEVICE_SYSCTLS: [&str; 2] = ["forwarding", "rp_filter"];
 
 /// Everything that the checks look at.
 pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
-    let daemon = daemon::read(&asked.daemon.socket);
+    let daemon = daemon::read(&asked.answered.daemon.socket);
     let tun = fs::File::options().read(true).write(true).open("/dev/net/tun");
     let mut facts = Facts {
         process: process::read(daemon.pid),

@@ -10,8 +10,7 @@ use anyhow::Context;
 use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::{Link, PathToHost};
 use crate::tool::ask::wait_for;
-use crate::tool::refusal::{or_refused, why};
-use crate::tool::way_in::way_in;
+use crate::tool::refusal::{or_refused, way_in, why};
 
 /// The way that is asked about.
 #[derive(Debug, Clone, Copy)]

@@ -13,11 +13,7 @@ pub(super) type Hops = BTreeMap<Ipv4Addr, Option<(u32, Ipv4Addr)>>;
 
 /// Asks the kernel how it sends datagrams to those peers of whom `hops` does not tell, and forgets
 /// those that are no peers.
-pub(super) async fn find(
-    hops: &mut Hops,
-    table: &Table,
-    from: SocketAddrV4,
-) -> Result<(), NetlinkError> {
+pub(super) async fn find(hops: &mut Hops, table: &Table, from: SocketAddrV4) -> netlink::Result {
     let peers = table.peers().iter();
     let mut wanted: BTreeMap<_, _> = peers.map(|peer| (*peer.address.ip(), peer.address)).collect();
     hops.retain(|address, _| wanted.contains_key(address));

@@ -13,7 +13,7 @@ const ENDED: &str = "Start weftd; its log says why it ended, such as a right tha
                      container lacks. If it runs, give its --socket.";
 
 pub(super) fn answers(facts: &Facts) -> Checked {
-    let socket = facts.asked.daemon.socket.display();
+    let socket = facts.asked.answered.daemon.socket.display();
     match &facts.daemon.state {
         DaemonState::Absent if is_left(facts) => failed(
             format!(
