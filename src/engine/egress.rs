@@ -161,7 +161,7 @@ impl EgressHalf {
                     Datagrams { destination, segment_bytes, spans: plan.spans(index) }
                 });
                 let sent = batch.send(config.socket.sender(by_source), arena, datagrams);
-                offers.learn(left, &sent, context.now_ns);
+                offers.learn(by_source, left, &sent, context.now_ns);
                 sent.map_err(Unsent::Refused)
             },
             || context.now_ns < *waits_until_ns.get_or_insert(context.now_ns + ROOM_WAIT_NS),
@@ -177,11 +177,13 @@ impl EgressHalf {
                     let message = &messages[range.start];
                     config.socket.set_fragmenting(true);
                     let mut offers = offers.borrow_mut();
-                    let by = config.socket.sender(offers.is_by_source(message));
+                    let by_source = offers.is_by_source(message, context.now_ns);
+                    let by = config.socket.sender(by_source);
                     let (sent, refusal) =
                         send_one_by_one(config, context, arena, plan, range.start, singles, by);
                     if let Some(reason) = refusal.filter(|_| sent == 0) {
-                        offers.refused.note(*message.destination.ip(), reason, context.now_ns);
+                        let refused = offers.refused(by_source);
+                        refused.note(*message.destination.ip(), reason, context.now_ns);
                     }
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);

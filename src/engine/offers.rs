@@ -25,7 +25,9 @@ pub(super) struct Offers {
     /// Hosts that are sent to from this worker's own port.
     spread: Reader<HostSet>,
     unresolved: Reader<HostSet>,
-    pub(super) refused: Refused,
+    refused: Refused,
+    /// Where it refuses this worker's own port: what would leave there leaves from the tunnel's.
+    refused_there: Refused,
     /// Whether the send buffer has room, of either socket, once somebody has asked this turn.
     is_roomy: [Option<bool>; 2],
     trickle: Trickle,
@@ -36,7 +38,8 @@ impl Offers {
         Self {
             spread: config.routes.spread(),
             unresolved: config.routes.unresolved(),
-            refused: Refused::default(),
+            refused: Refused::peers(),
+            refused_there: Refused::ports(),
             is_roomy: [None; 2],
             trickle: Trickle::default(),
         }
@@ -55,9 +58,10 @@ impl Offers {
         context: &Context<'_>,
         messages: &[Message],
     ) -> Result<(usize, bool), DropReason> {
-        let by_source = messages.first().is_some_and(|first| self.is_by_source(first));
+        let now_ns = context.now_ns;
+        let by_source = messages.first().is_some_and(|first| self.is_by_source(first, now_ns));
         for (count, message) in messages.iter().enumerate() {
-            let same = self.is_by_source(message) == by_source;
+            let same = self.is_by_source(message, now_ns) == by_source;
             match self.reason(config, context, message, by_source) {
                 None if same => {}
                 Some(reason) if count == 0 => return Err(reason),
@@ -68,8 +72,14 @@ impl Offers {
     }
 
     /// Whether it is sent from this worker's own port.
-    pub(super) fn is_by_source(&mut self, message: &Message) -> bool {
-        self.spread.load().contains(*message.destination.ip())
+    pub(super) fn is_by_source(&mut self, message: &Message, now_ns: u64) -> bool {
+        let host = *message.destination.ip();
+        self.spread.load().contains(host) && self.refused_there.reason(host, now_ns).is_none()
+    }
+
+    /// What the kernel refuses of this worker's own port, or else of the tunnel's.
+    pub(super) fn refused(&mut self, by_source: bool) -> &mut Refused {
+        if by_source { &mut self.refused_there } else { &mut self.refused }
     }
 
     /// Why `message` is not to be tried now, by either socket, if it is not.
@@ -99,16 +109,23 @@ impl Offers {
 
     /// What came of offering `messages` to the kernel: how many it took, or what it said to the
     /// first.
-    pub(super) fn learn(&mut self, messages: &[Message], sent: &io::Result<usize>, now_ns: u64) {
+    pub(super) fn learn(
+        &mut self,
+        by_source: bool,
+        messages: &[Message],
+        sent: &io::Result<usize>,
+        now_ns: u64,
+    ) {
+        let refused = self.refused(by_source);
         match (sent, messages.first()) {
             (Ok(count), _) => {
                 let went = messages.iter().take(*count);
-                went.for_each(|message| self.refused.went(*message.destination.ip()));
+                went.for_each(|message| refused.went(*message.destination.ip()));
             }
             // A batch that is refused in its form is sent in another one first.
             (Err(error), Some(Message { destination, segments, .. })) => {
                 if let SendError::Drop(reason) = classify_send_error(error, *segments > 1) {
-                    self.refused.note(*destination.ip(), reason, now_ns);
+                    refused.note(*destination.ip(), reason, now_ns);
                 }
             }
             (Err(_), None) => {}

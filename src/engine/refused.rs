@@ -12,11 +12,16 @@ const IN_A_ROW_MIN: u32 = 16;
 /// and a peer that can be sent to again waits no longer than it takes to notice.
 const PAUSE_NS: u64 = 1_000_000;
 
+/// The same where another port is left to send from: as long as the prober may take to find out.
+const PAUSE_OF_PORT_NS: u64 = 60_000_000_000;
+
 /// Peers that are remembered, 8 KiB. Two that share a place are both tried each time, no more.
 const PLACES: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Refused {
+    in_a_row_min: u32,
+    pause_ns: u64,
     places: Box<[Place]>,
     /// Places in which somebody was refused and has not been sent to since.
     active: usize,
@@ -34,13 +39,22 @@ struct Place {
 const FREE: Place =
     Place { host: Ipv4Addr::UNSPECIFIED, in_a_row: 0, reason: DropReason::SendFailed, until_ns: 0 };
 
-impl Default for Refused {
-    fn default() -> Self {
-        Self { places: vec![FREE; PLACES].into_boxed_slice(), active: 0 }
-    }
-}
-
 impl Refused {
+    /// Of what can't be sent in another way.
+    pub(super) fn peers() -> Self {
+        Self::new(IN_A_ROW_MIN, PAUSE_NS)
+    }
+
+    /// Of what can still be sent from another port, which costs nothing.
+    pub(super) fn ports() -> Self {
+        Self::new(1, PAUSE_OF_PORT_NS)
+    }
+
+    fn new(in_a_row_min: u32, pause_ns: u64) -> Self {
+        let places = vec![FREE; PLACES].into_boxed_slice();
+        Self { in_a_row_min, pause_ns, places, active: 0 }
+    }
+
     /// Why `host` is not to be tried now, if it is not.
     #[inline]
     pub(super) fn reason(&self, host: Ipv4Addr, now_ns: u64) -> Option<DropReason> {
@@ -66,8 +80,8 @@ impl Refused {
             *place = Place { host, ..FREE };
         }
         (place.reason, place.in_a_row) = (reason, place.in_a_row.saturating_add(1));
-        if place.in_a_row >= IN_A_ROW_MIN {
-            place.until_ns = now_ns + PAUSE_NS;
+        if place.in_a_row >= self.in_a_row_min {
+            place.until_ns = now_ns + self.pause_ns;
         }
     }
 
@@ -92,7 +106,7 @@ mod tests {
 
     #[test]
     fn who_is_refused_all_the_time_is_tried_now_and_then() {
-        let mut refused = Refused::default();
+        let mut refused = Refused::peers();
         let (mut tries, reason) = (0, DropReason::SendForbidden);
         for now_ns in (0..1_000_000_000).step_by(1000) {
             match refused.reason(HOST, now_ns) {
@@ -112,7 +126,7 @@ mod tests {
 
     #[test]
     fn who_loses_some_packets_loses_no_others() {
-        let mut refused = Refused::default();
+        let mut refused = Refused::peers();
         for packet in 0..100_000 {
             assert_eq!(refused.reason(HOST, packet), None);
             match packet % 10 {
@@ -128,7 +142,7 @@ mod tests {
 
     #[test]
     fn peers_that_share_a_place_are_all_tried() {
-        let mut refused = Refused::default();
+        let mut refused = Refused::peers();
         let all: Vec<_> = (0..10 * PLACES as u32).map(Ipv4Addr::from_bits).collect();
         for _ in 0..IN_A_ROW_MIN {
             all.iter().for_each(|host| refused.note(*host, DropReason::SendFailed, 0));

@@ -108,8 +108,8 @@ fn the_workers_share_what_one_host_sends() {
 
 #[test]
 fn a_firewall_that_knows_one_port_costs_no_packet() {
-    // Or one dead path of several, where routers choose by the ports.
-    for shut in ["!= 8285", "28445", "28446"] {
+    // Or one dead path of several, where routers choose by the ports, or narrow ones.
+    for shut in ["!= 8285", "28445", "28446", "28445-28446 udp length > 1300"] {
         let overlay = overlay([2, 2], &[]);
         let others = OtherPorts::of(&overlay.lab.hosts[1], shut, "drop");
         let far = overlay.pod(1).to_string();
@@ -121,6 +121,29 @@ fn a_firewall_that_knows_one_port_costs_no_packet() {
         assert_eq!(*is_spread, false, "with port {shut} shut, half of the flows reach nobody");
         assert!(others.count() > 0, "nothing was tried");
     }
+}
+
+#[test]
+fn what_this_host_forbids_from_own_ports_leaves_from_the_tunnels() {
+    const FORBIDDEN: &str = "table inet o { chain c { type filter hook output priority 0; \
+                             udp sport != 8285 udp dport 8285 drop; }; }";
+    let overlay = overlay([2, 2], &[]);
+    let spread = pings(&overlay);
+    wait_until(SOON, "workers send from ports of their own", || {
+        overlay.status(0).0["routes"][0]["from_source_ports"] == true
+    });
+    drop(spread);
+    overlay.lab.hosts[0].exec(&["nft", FORBIDDEN]);
+    let far = overlay.pod(1).to_string();
+    let argv = ["ping", "-q", "-i0.05", "-W10", "-c100", &far];
+    let report = overlay.lab.pods[0].exec(&argv);
+    let received: u32 = report
+        .split(", ")
+        .find_map(|part| part.strip_suffix(" received")?.parse().ok())
+        .expect("ping counts what it received");
+    // The one that shows it.
+    assert!(received >= 99, "each is refused, though the tunnel's port is free: {report}");
+    assert_eq!(overlay.status(0).causes(), [], "the peer is well");
 }
 
 #[test]

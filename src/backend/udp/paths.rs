@@ -182,6 +182,11 @@ impl Paths {
         self.limits.iter().map(|(endpoint, limit)| (*endpoint, limit.bytes))
     }
 
+    /// The longest packet that goes to `endpoint`, as far as it is known.
+    pub(super) fn longest(&self, endpoint: SocketAddrV4) -> u16 {
+        self.limits.get(&endpoint).map_or(self.ceiling_bytes, |limit| limit.bytes)
+    }
+
     /// The peers in use that answer no echo, so that their paths can't be measured.
     pub(super) fn mute(&self) -> impl Iterator<Item = SocketAddrV4> {
         self.watched.iter().filter(|path| path.is_mute).map(|path| path.endpoint)

@@ -37,9 +37,6 @@ const ROUND_MIN: Duration = Duration::from_millis(10);
 /// flanneld as well, count it down, before the kernel there wants to.
 const TTL_BEYOND: u8 = 3;
 
-/// Echoes from workers' own ports differ in length from those that ask how a peer is.
-const TRIAL_BYTES: u16 = ECHO_BYTES + 4;
-
 /// Of so many echoes that measure an answer still counts: at 300 a second, beyond any wait for it.
 const OPEN_MAX: u16 = 4096;
 
@@ -188,7 +185,7 @@ impl Prober {
     /// Sends the echoes that show whether what leaves from workers' own ports arrives.
     fn try_source_ports(&mut self, seats: &[Seat], now: Instant) {
         let ports: Vec<_> = sources(seats).collect();
-        let Self { health, source_ports, .. } = self;
+        let Self { health, source_ports, paths, .. } = self;
         if ports.is_empty() || health.echoes.is_none() {
             return;
         }
@@ -197,9 +194,11 @@ impl Prober {
             source_ports.asked(ask.host, self.sequence, now);
             let Some(socket) = ports.get(ask.port) else { continue };
             let Some(echoes) = health.echoes.as_mut() else { return };
-            let packet = echoes.packet([self.own, ask.target], TRIAL_BYTES, self.sequence);
-            // What can't be sent is not answered.
             let endpoint = SocketAddrV4::new(ask.host, socket.address.port());
+            // As long as packets may be: what one way takes, another may not.
+            let bytes = paths.longest(endpoint);
+            let packet = echoes.packet([self.own, ask.target], bytes, self.sequence);
+            // What can't be sent is not answered.
             let _unsent = socket.send_from_source(packet, endpoint);
         }
         for (host, port) in source_ports.given_up() {
@@ -207,8 +206,9 @@ impl Prober {
             let Some(source) = socket.source_port() else { continue };
             let tunnel = socket.address.port();
             info!(
-                "no echo to {host} from UDP port {source} was answered {TRIES} times in a row: all \
-                 workers send to it from port {tunnel} until those from all their ports are again"
+                "no long echo to {host} from UDP port {source} was answered {TRIES} times in a \
+                 row: all workers send to it from port {tunnel} until those from all their ports \
+                 are again"
             );
         }
     }
