@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use rustix::fs::Mode;
+use rustix::io::Errno;
 
 use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
@@ -107,7 +108,8 @@ impl Files {
             let name = entry.map_err(|source| failed("list", &path, source))?.file_name();
             // Temporary files, of this program and of editors, are no leases.
             if !name.as_bytes().starts_with(b".") {
-                self.read_lease(name.as_bytes()).into_iter().for_each(|entry| snapshot.add(entry));
+                let entry = self.read_lease(name.as_bytes())?;
+                entry.into_iter().for_each(|entry| snapshot.add(entry));
             }
         }
         Ok(snapshot)
@@ -125,7 +127,7 @@ impl Files {
     }
 
     /// One file; `None` if it is gone by now. A lease that has ended counts as gone.
-    pub(super) fn read_lease(&self, name: &[u8]) -> Option<Result<Lease, Rejected>> {
+    pub(super) fn read_lease(&self, name: &[u8]) -> StoreResult<Option<Result<Lease, Rejected>>> {
         let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
         let decode = |value: Vec<u8>| Lease::decode(name, &value, fingerprint(&value));
         let has_ended = |lease: &Lease| {
@@ -135,12 +137,13 @@ impl Files {
         let lives = |found: &Result<Lease, _>| !found.as_ref().is_ok_and(has_ended);
         // One unreadable file says nothing about the others.
         let (reason, error) = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
-            Ok(found) => return found.map(decode).filter(lives),
+            Ok(found) => return Ok(found.map(decode).filter(lives)),
+            Err(error) if is_shortage(&error) => return Err(error.into()),
             Err(error @ FileError::Refused { .. }) => (RejectReason::TooLarge, error),
             Err(error @ FileError::Io { .. }) => (RejectReason::BadValue, error),
         };
         let (key, detail) = (String::from_utf8_lossy(name).into_owned(), with_causes(&error));
-        Some(Err(Rejected { key, reason, detail, revision: UNREADABLE }))
+        Ok(Some(Err(Rejected { key, reason, detail, revision: UNREADABLE })))
     }
 
     pub(super) fn lock(&self) -> StoreResult<Locked<'_>> {
@@ -172,12 +175,16 @@ impl Locked<'_> {
         let is_unchanged = if held.revision == 0 {
             // What covers it may be another network's; the caller knows its own.
             let takes = |other: &Lease| held.subnet.covers(other.subnet);
-            !files.list()?.leases.iter().any(takes) && files.read_lease(key.as_bytes()).is_none()
+            !files.list()?.leases.iter().any(takes) && files.read_lease(key.as_bytes())?.is_none()
         } else {
             // Of a lease that has ended as well.
             let found = whole_file::read(&files.subnets_path().join(key), VALUE_BYTES_MAX as u64);
-            let revision = |value: Option<Vec<u8>>| value.map(|value| fingerprint(&value));
-            found.map_or(Some(UNREADABLE), revision) == Some(held.revision)
+            let revision = match found {
+                Ok(value) => value.map(|value| fingerprint(&value)),
+                Err(error) if is_shortage(&error) => return Err(error.into()),
+                Err(_) => Some(UNREADABLE),
+            };
+            revision == Some(held.revision)
         };
         if is_unchanged { Ok(()) } else { Err(StoreError::Conflict(held.key.clone())) }
     }
@@ -199,6 +206,12 @@ impl Locked<'_> {
     }
 }
 
+/// Whether this process or host is short of something, which says nothing of the file.
+fn is_shortage(error: &FileError) -> bool {
+    let FileError::Io { source, .. } = error else { return false };
+    matches!(Errno::from_io_error(source), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
+}
+
 /// A file's content as version: two writers that compare it cannot both win under the lock, and
 /// equal content is the same lease with the same end. Only compared within one process, so it may
 /// differ between builds.
@@ -211,4 +224,21 @@ fn fingerprint(value: &[u8]) -> i64 {
 
 pub(super) fn failed(operation: &'static str, path: &Path, source: io::Error) -> StoreError {
     FileError::Io { operation, path: path.to_owned(), source }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_host_lacks_is_no_fault_of_a_lease() {
+        let error = |errno: Errno| FileError::Io {
+            operation: "open",
+            path: PathBuf::from("10.5.1.0-24"),
+            source: errno.into(),
+        };
+        let is_blamed = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO, Errno::ACCESS]
+            .map(|errno| !is_shortage(&error(errno)));
+        assert_eq!(is_blamed, [false, false, false, true, true]);
+    }
 }
