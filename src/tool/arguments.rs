@@ -38,7 +38,7 @@ pub(super) enum Command {
     /// Whether this container's weftd, or this host's, does its work: what a readiness probe asks.
     /// Pods of two versions on one node share the socket, and only one of them answers there.
     Ready {
-        /// Waits so long until it does.
+        /// Waits so long until it does; for one that does not answer at all, up to 5 s more.
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         wait: u64,
         #[command(flatten)]

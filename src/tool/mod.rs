@@ -166,7 +166,7 @@ fn watch(arguments: &Answered) -> anyhow::Result<(String, u8)> {
             Err(error) if arguments.output.is_none() => format!("weft: {error:#}\n"),
             Err(error) => format!("{}\n", serde_json::json!({ "error": format!("{error:#}") })),
         };
-        if !print(&format!("{clear}{text}")).unwrap_or(false) {
+        if !print(&format!("{clear}{text}"))? {
             return Ok((String::new(), 0));
         }
         std::thread::sleep(WATCH_PAUSE);

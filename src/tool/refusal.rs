@@ -38,7 +38,9 @@ pub(super) fn why(error: &io::Error) -> String {
         Some(Errno::INVAL) => {
             "a route or rule of type blackhole, or an address that the kernel takes for forged"
         }
-        Some(Errno::ACCESS) => "a route or rule of type prohibit",
+        Some(Errno::ACCESS) => {
+            "a route or rule of type prohibit, or a broadcast address of a link of this host"
+        }
         Some(Errno::HOSTUNREACH) => "a route of type unreachable, or forwarding is off there",
         Some(Errno::NETUNREACH) => "no route, or a rule of type unreachable",
         Some(Errno::XDEV) => "the source check, rp_filter, refuses where it comes from",

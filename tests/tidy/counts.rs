@@ -10,13 +10,13 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4300),
-    ("backend", 5690, 56300),
+    ("backend", 5700, 56400),
     ("bin", 10, 200),
     ("config", 1700, 16300),
     ("daemon", 3420, 35100),
-    ("control", 5240, 52500),
+    ("control", 5250, 52600),
     ("device", 470, 5000),
-    ("engine", 1900, 17400),
+    ("engine", 1930, 17600),
     ("fast_path", 590, 5300),
     ("forward", 750, 6500),
     ("host", 2540, 26000),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 340, 3200),
     ("status", 560, 3900),
     ("sys", 1170, 12100),
-    ("tool", 4400, 47400),
+    ("tool", 4410, 47500),
 ];
 
 /// Lines and tokens.

@@ -117,7 +117,14 @@ pub(super) fn tunnel_port(facts: &Facts) -> Checked {
 
 pub(super) fn subnet_file(facts: &Facts) -> Checked {
     let (file, path) = (&facts.subnet_file, facts.asked.subnet_file.display());
+    let is_readable = || match &file.error {
+        None => Ok(()),
+        // What this user may not read may be well.
+        Some(error) if !facts.process.is_root => skipped(format!("{path}: {error}")).map(drop),
+        Some(error) => failed(format!("{path}: {error}"), "Remove it and restart weftd.").map(drop),
+    };
     let Some(status) = facts.status() else {
+        is_readable()?;
         return well(if file.is_there { "left by an earlier run" } else { "not there yet" });
     };
     let Lease { network, subnet, mtu_bytes, .. } =
@@ -126,9 +133,7 @@ pub(super) fn subnet_file(facts: &Facts) -> Checked {
     if given.is_some_and(|it| it.subnet_file != facts.asked.subnet_file) {
         return skipped("weftd uses another one: give its --subnet-file");
     }
-    if let Some(error) = &file.error {
-        return skipped(format!("{path}: {error}"));
-    }
+    is_readable()?;
     if !file.is_there {
         let evidence = format!("there is no {path}");
         // It may have another one.
@@ -156,7 +161,13 @@ pub(super) fn directory(facts: &Facts) -> Checked {
     let directory = facts.directory.as_ref().ok_or("its file system can't be read")?;
     let (path, bytes) = (directory.path.display(), directory.free_bytes);
     if bytes < FREE_BYTES_MIN {
-        return failed(format!("{bytes} bytes free at {path}"), "Make room there.");
+        let (evidence, cure) = (format!("{bytes} bytes free at {path}"), "Make room there.");
+        // What is written already is replaced by as much.
+        return if facts.subnet_file.is_there {
+            warning(evidence, cure)
+        } else {
+            failed(evidence, cure)
+        };
     }
     if let Some(files) = directory.free_files.filter(|files| *files < FREE_FILES_MIN) {
         let cure = "Remove files there: it has no inodes left.";

@@ -313,8 +313,15 @@ const OF_THE_DAEMON: &[Wrong] = &[
     ("subnet-directory", Judged::Failed, "can't be written", |it| {
         it.directory.as_mut().unwrap().is_writable = false;
     }),
+    ("subnet-file", Judged::Failed, "is no regular file", |it| {
+        it.subnet_file.error = Some("is no regular file".to_owned());
+    }),
+    ("subnet-directory", Judged::Warning, "0 bytes free", |it| {
+        it.directory.as_mut().unwrap().free_bytes = 0;
+    }),
     ("subnet-directory", Judged::Failed, "0 bytes free", |it| {
         it.directory.as_mut().unwrap().free_bytes = 0;
+        it.subnet_file.is_there = false;
     }),
     ("subnet-directory", Judged::Failed, "0 files free", |it| {
         it.directory.as_mut().unwrap().free_files = Some(0);
