@@ -18,8 +18,7 @@ const PLACES: usize = 256;
 
 /// The marks of one worker.
 ///
-/// A mark is set by a load and seldom a store, and taken by another thread; one that is set while
-/// it is being taken may be lost, and the next datagram sets it again.
+/// A mark is set by a load and seldom a store, and taken by another thread.
 #[derive(Debug)]
 pub struct LongSends(Box<[AtomicU64]>);
 

@@ -117,11 +117,13 @@ pub(super) fn tunnel_port(facts: &Facts) -> Checked {
 
 pub(super) fn subnet_file(facts: &Facts) -> Checked {
     let (file, path) = (&facts.subnet_file, facts.asked.subnet_file.display());
-    let is_readable = || match &file.error {
-        None => Ok(()),
+    let is_readable = || {
+        let Some(error) = &file.error else { return Ok(()) };
+        let evidence = format!("{path}: {error}");
+        let cure = "Put right what is in its place, and restart weftd, which writes it anew.";
         // What this user may not read may be well.
-        Some(error) if !facts.process.is_root => skipped(format!("{path}: {error}")).map(drop),
-        Some(error) => failed(format!("{path}: {error}"), "Remove it and restart weftd.").map(drop),
+        let found = if facts.process.is_root { failed(evidence, cure) } else { skipped(evidence) };
+        found.map(drop)
     };
     let Some(status) = facts.status() else {
         is_readable()?;
