@@ -108,10 +108,13 @@ in_root() {
     ' "$@"
 }
 
+# missing_programs DIR [PROGRAM]
 missing_programs() {
-    local program
-    for program in "${PROGRAMS[@]}"; do
-        [[ -x $1/bin/$program ]] || printf '%s\n' "$program"
+    local dir=$1 program
+    shift
+    (($# > 0)) || set -- "${PROGRAMS[@]}"
+    for program in "$@"; do
+        [[ -x $dir/bin/$program ]] || printf '%s\n' "$program"
     done
 }
 
@@ -119,7 +122,7 @@ missing_programs() {
 # modules and nothing from the network but Go.
 make_programs_of() {
     local dir=$1 tree=$2 program version missing=()
-    mapfile -t missing < <(missing_programs "$dir")
+    mapfile -t missing < <(missing_programs "$dir" && missing_programs "$dir" kubeadm)
     ((${#missing[@]} > 0)) || return 0
     [[ -d $tree/vendor && -d $tree/cmd/kubelet ]] ||
         die "$tree is no source tree of Kubernetes with its vendor directory"

@@ -9,6 +9,7 @@ cluster_images() {
     weft_image "$dir" "$out"
     pod_image "$dir" "$out"
     pause_image "$dir" "$out"
+    dns_image "$dir" "$out"
 }
 
 # layer ROOT FILE: the directory ROOT as a layer.

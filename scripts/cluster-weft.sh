@@ -9,14 +9,19 @@ readonly DAEMONS=daemonset/kube-flannel-ds
 # cluster_up DIR: control plane and nodes; nothing gives pods a network yet.
 cluster_up() {
     local number=0 node
-    pki_up
-    say "cluster: control plane"
-    control_up "$1"
-    for node in "${NODES[@]}"; do
-        number=$((number + 1))
-        say "cluster: $node"
-        node_up "$node" "172.30.0.$number" "$1"
-    done
+    # shellcheck disable=SC2154 # scripts/cluster
+    if [[ $kubeadm == yes ]]; then
+        kubeadm_up "$1"
+    else
+        pki_up
+        say "cluster: control plane"
+        control_up "$1"
+        for node in "${NODES[@]}"; do
+            number=$((number + 1))
+            say "cluster: $node"
+            node_up "$node" "172.30.0.$number" "$1"
+        done
+    fi
     # On the cable's far side, where nothing knows pods.
     nsenter --target "${MACHINE[control]}" --net --pid \
         python3 "$REPO/scripts/cluster-traffic.py" serve "$OUTSIDE_ADDRESS" >"$RUN/outside.log" 2>&1 </dev/null &
