@@ -40,7 +40,9 @@ const TRIES_MAX: usize = 3;
 
 #[test]
 fn ordinary_packets_never_meet_a_worker() {
-    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    // The log of a run that fails has each change of whom the programs send to.
+    let overlay =
+        Overlay::start_with(CONFIG, [&["--fast-path=on", "-v=1"]; 2].map(|flags| &flags[..]));
     let [near, far] = &overlay.lab.pods;
     let by_workers = || {
         overlay.wait_until_carried();
