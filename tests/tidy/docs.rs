@@ -34,7 +34,8 @@ const OWN_FLAGS: &[&str] = &[
 
 /// Options of other programs that documents name on their own, and `--etcd-`, a beginning.
 const OTHER_OPTIONS: &str = "all check create-namespace df etcd- fast flannel-backend follow help \
-    length link node-is-gone packets plane pod port quick root-dir soak socket watch workload";
+    length link node-is-gone packets plane pod port quick root-dir seconds soak socket watch \
+    workload";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
