@@ -79,7 +79,7 @@ case_api_away() {
     pid_after=$(in_machine "${NODES[0]}" pgrep -x 'flanneld|weftd') || return 1
     [[ $SEEN == "0% packet loss" && $pid_before == "$pid_after" ]] || return 1
     SEEN="$SEEN in $API_AWAY_S s; weft status: $said"
-    [[ $said == *"packets flow to the peers known so far"* ]] &&
+    [[ $said == *"weftd goes on with the peers known so far"* ]] &&
         wait_until 60 "weftd to hear from the API" status_is_ready
 }
 

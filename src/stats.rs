@@ -182,9 +182,11 @@ drop_reasons! {
     /// Look at: the peer's host, which is down or off this link: `ip neighbour` has its address as
     /// `FAILED` or `INCOMPLETE`
     SendUnresolved = "tx-unresolved",
-    /// The kernel forbade the send: a firewall rule, a route or an IPsec policy.
+    /// The kernel forbade the send: a firewall rule, a route, an IPsec policy, or a full table of
+    /// connections.
     /// Look at: `ip route get` the peer's public address, which shows a route of type prohibit; if
-    /// that is well, this host's OUTPUT rules for the tunnel's UDP port, and `ip xfrm policy`
+    /// that is well, this host's OUTPUT rules for the tunnel's UDP port, `ip xfrm policy`, and
+    /// `weft check`, which counts the connections
     SendForbidden = "tx-eperm",
     /// The kernel has no route to the peer's public address.
     /// Look at: this host's route to the peer: `ip route get` its public address

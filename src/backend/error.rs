@@ -56,8 +56,8 @@ pub enum StartError {
     Worker(#[source] SpawnError),
     /// The kernel's programs were requested and are refused.
     #[error(
-        "cannot have the kernel carry packets, as --fast-path=on asks; grant CAP_BPF (and before \
-         kernel 5.11 CAP_SYS_RESOURCE), or choose --fast-path=auto"
+        "cannot have the kernel carry packets, as --fast-path=on asks; if a right is lacking, \
+         grant CAP_BPF (and before kernel 5.11 CAP_SYS_RESOURCE), or choose --fast-path=auto"
     )]
     FastPath(#[from] AttachError),
     /// The tunnel of the weftd that runs is not what this one would make.

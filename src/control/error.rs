@@ -10,7 +10,8 @@ use crate::control::lease::ValueError;
 pub enum StoreError {
     /// Nobody configured the network yet.
     #[error(
-        "there is no network configuration at {0}; write one, such as \
+        "there is no network configuration at {0}; if this cluster has one, it is elsewhere \
+         (--etcd-prefix, --local-store) or was lost; if it is new, write one, such as \
          {{\"Network\":\"10.5.0.0/16\"}}"
     )]
     NoConfig(String),

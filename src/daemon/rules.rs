@@ -69,7 +69,7 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
         anyhow::bail!(
             "Failed to check br_netfilter: stat {BRIDGE_FILTER}: {error}; services of Kubernetes \
              do not work between pods of this host without it: load the kernel module \
-             br_netfilter, or set EnableNFTables in the network configuration"
+             br_netfilter"
         );
     }
     info!(

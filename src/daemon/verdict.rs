@@ -94,7 +94,7 @@ impl Faults {
         let ends = ends.unwrap_or_default();
         let away = store.hindrance.as_ref().map(|hindrance| {
             let why = described(hindrance, now_unix);
-            format!("{why}; packets flow to the peers known so far{ends}")
+            format!("{why}; weftd goes on with the peers known so far{ends}")
         });
         self.add(Cause::StoreAway, away);
         let said = store.hindrance.as_ref().map(|hindrance| &hindrance.text);
@@ -106,8 +106,8 @@ impl Faults {
         let time = status.stale_as_of_unix.map(format_rfc3339);
         let text = |time| format!("lease and peers are those of {time}, not confirmed yet");
         self.add(Cause::Cached, time.map(text));
-        let text =
-            "the store has another network configuration: restart weftd, then this host's pods";
+        let text = "the store has another network configuration: restart weftd, then this \
+                    host's pods (a backend that this weftd can't run would end it)";
         self.add(Cause::RestartNeeded, status.restart_needed.then_some(text));
     }
 
@@ -125,7 +125,8 @@ impl Faults {
     fn of_peers(&mut self, status: &Status) {
         let held = status.peers_held;
         let text = format!(
-            "the leases of {held} peers vanished from the store together: restore its data"
+            "the leases of {held} peers vanished from the store together, and packets still go \
+             there: if that was not meant, restore its data, else restart weftd or wait"
         );
         self.add(Cause::LeasesVanished, (held > 0).then_some(text));
         self.add(Cause::EntryUnused, unused(status));
@@ -169,8 +170,8 @@ fn not_set_up(done: &BackendCounts, peers: usize) -> Option<String> {
     let missing = done.peers_failed + done.leases_unusable;
     (missing > 0).then(|| {
         format!(
-            "{missing} of {peers} peers are not set up, and no packets go there: `weft peers` \
-             names them, and the log says why"
+            "{missing} of {peers} peers are not set up, and no packets go there, or what weftd \
+             sets is removed again and again: `weft peers` names them, and the log says why"
         )
     })
 }

@@ -99,8 +99,8 @@ pub enum Answer {
         destination: Ipv4Addr,
         /// Its number.
         sequence: u16,
-        /// Whether it had expired.
-        has_expired: bool,
+        /// Why: a code of type 3; nothing if it had expired.
+        code: Option<u8>,
     },
     /// A UDP datagram could not be delivered.
     Refused {
@@ -136,7 +136,8 @@ impl Answer {
         match quoted.protocol {
             protocol::ICMP => {
                 let (destination, sequence) = (quoted.destination, quoted.echo(token_of)?);
-                Some(Self::Lost { by, destination, sequence, has_expired: kind == EXPIRED })
+                let code = (kind == UNREACHABLE).then_some(code);
+                Some(Self::Lost { by, destination, sequence, code })
             }
             protocol::UDP if kind == UNREACHABLE => {
                 let Quoted { source, destination, payload, .. } = quoted;
@@ -309,8 +310,8 @@ mod tests {
     #[test]
     fn an_error_about_our_echo_or_datagram_is_read() {
         let echo = request(84);
-        for (kind, has_expired) in [(EXPIRED, true), (UNREACHABLE, false)] {
-            let expected = Answer::Lost { by: FAR, destination: FAR, sequence: 7, has_expired };
+        for (kind, code) in [(EXPIRED, None), (UNREACHABLE, Some(0))] {
+            let expected = Answer::Lost { by: FAR, destination: FAR, sequence: 7, code };
             let packet = error(kind, 0, &echo[..64]);
             assert!(is_answer_from(FAR, &packet));
             assert_eq!(read(&packet), Some(expected));

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use anyhow::Context as _;
 use serde::Serialize;
 
 use crate::status::{Peer, PeerState, SCHEMA, State, Status, Via};
@@ -82,25 +83,22 @@ fn shown(echoes: &Echoes) -> String {
 
 /// Pings all nodes; `status` and `peers` are what weftd says of itself.
 pub(super) fn run(status: &Status, peers: Vec<Peer>) -> anyhow::Result<Cluster> {
+    let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
     let pinged = if peers.is_empty() {
         Vec::new()
     } else {
         ping::run(None, None, status, &peers, false)?.peers
     };
-    let own = status.lease.as_ref().map(|lease| {
-        let via = Via::Host(lease.public_ip);
-        let backend = status.backend.as_ref().and_then(|backend| backend.kind);
-        Peer {
-            backend: backend.map(|kind| kind.to_string()),
-            lease_expires_unix: status.store.lease_expires_unix,
-            ..Peer::new(lease.subnet, None, via, PeerState::Ok)
-        }
-    });
-    let own_state = Some(status.verdict.state);
-    let own = own.map(|lease| Node { lease, own_state, ping: None });
+    let backend = status.backend.as_ref().and_then(|backend| backend.kind);
+    let own = Peer {
+        backend: backend.map(|kind| kind.to_string()),
+        lease_expires_unix: status.store.lease_expires_unix,
+        ..Peer::new(lease.subnet, None, Via::Host(lease.public_ip), PeerState::Ok)
+    };
+    let own = Node { lease: own, own_state: Some(status.verdict.state), ping: None };
     let others = peers.into_iter().zip(pinged);
     let others = others.map(|(lease, ping)| Node { lease, own_state: None, ping: Some(ping) });
-    let nodes: Vec<_> = own.into_iter().chain(others).collect();
+    let nodes: Vec<_> = std::iter::once(own).chain(others).collect();
     let well = nodes.iter().all(Node::is_well);
     Ok(Cluster { schema: SCHEMA, nodes, well })
 }

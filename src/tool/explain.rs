@@ -38,6 +38,9 @@ pub(super) struct Explained {
     question: Question,
     /// Whether the packet goes its way.
     pub(super) goes: bool,
+    /// Whether it leaves this host at least.
+    #[serde(skip)]
+    leaves: bool,
     /// From the pod on.
     steps: Vec<String>,
     not_considered: &'static str,
@@ -67,16 +70,16 @@ pub(super) fn run(
         ThisHost::read(status, peers).context("weftd has no lease yet: see `weft status`")?;
     let mut steps = Vec::new();
     let last = host.explain(&question, &mut steps);
-    let mut goes = last.is_ok();
+    let mut leaves = last.is_ok();
     steps.extend(last.map_or_else(Some, Some));
-    if let Some(asked) = host.asked(&question, status).filter(|_| goes) {
+    if let Some(asked) = host.asked(&question, status).filter(|_| leaves) {
         let elsewhere = || anyhow!("weftd is in another network namespace");
         let answers = if is_here { kernel::ask(&asked) } else { Err(elsewhere()) };
         let step = match answers {
             Ok(answers) => match answers.agree(&asked) {
                 Ok(()) => answers.parting_by_mark(&asked),
                 Err(parting) => {
-                    goes = false;
+                    leaves = false;
                     Some(format!("but {parting}"))
                 }
             },
@@ -84,7 +87,8 @@ pub(super) fn run(
         };
         steps.extend(step);
     }
-    Ok(Explained { schema: SCHEMA, question, goes, steps, not_considered: NOT_CONSIDERED })
+    let goes = leaves && !host.is_in_vain(question.destination);
+    Ok(Explained { schema: SCHEMA, question, goes, leaves, steps, not_considered: NOT_CONSIDERED })
 }
 
 /// What the kernel does with what a pod of this host and one of a peer send each other.
@@ -119,6 +123,10 @@ fn asked_ways(
         let question = Question { source, destination, length_bytes, dont_fragment: false };
         let Some(asked) = host.asked(&question, status) else { return PodsWays::Unknown };
         let Ok(answers) = ask(&asked) else { return PodsWays::Unknown };
+        // No pod may run here yet.
+        if !answers.has_pods(&asked) {
+            return PodsWays::Unknown;
+        }
         match answers.agree(&asked) {
             Ok(()) => unless = unless.or_else(|| answers.parting_by_mark(&asked)),
             Err(why) if asked.is_outward => return PodsWays::EndsThere(why),
@@ -135,8 +143,12 @@ pub(super) fn first_pod(subnet: Prefix) -> Ipv4Addr {
 
 /// What [`run`] gives, for people.
 pub(super) fn render(explained: &Explained, style: Style) -> String {
-    let Explained { question: Question { source, destination, .. }, goes, .. } = explained;
-    let shown = if *goes { style.good("goes") } else { style.bad("ends here") };
+    let Explained { question: Question { source, destination, .. }, goes, leaves, .. } = explained;
+    let shown = match (*goes, *leaves) {
+        (true, _) => style.good("goes"),
+        (false, true) => style.bad("leaves this host, and nothing shows that it arrives"),
+        (false, false) => style.bad("ends here"),
+    };
     let steps: String = explained.steps.iter().map(|step| format!("  {step}\n")).collect();
     format!("{source} to {destination}: {shown}\n{steps}  ({NOT_CONSIDERED})\n")
 }
@@ -188,7 +200,16 @@ impl<'a> ThisHost<'a> {
         let Question { source, destination, .. } = *question;
         let is_outward = self.lease.subnet.contains(source);
         let (near, far) = if is_outward { (source, destination) } else { (destination, source) };
-        let host = self.owner(far).filter(|_| self.lease.subnet.contains(near))?.via.host();
+        let subnet = self.lease.subnet;
+        // The device's and the bridge's are this host's own, and nothing is forwarded for them.
+        if near == subnet.network() || near == subnet.first_host() {
+            return None;
+        }
+        // The routes of commands lead where these want.
+        if self.kind.carried_by() == CarriedBy::Others {
+            return None;
+        }
+        let host = self.owner(far).filter(|_| subnet.contains(near))?.via.host();
         Some(Asked {
             near,
             far,
@@ -205,6 +226,12 @@ impl<'a> ThisHost<'a> {
     fn owner(&self, address: Ipv4Addr) -> Option<&Peer> {
         let holding = self.peers.iter().filter(|peer| peer.subnet.contains(address));
         holding.max_by_key(|peer| peer.subnet.length_bits())
+    }
+
+    /// Whether what this host sends to it is not known to arrive.
+    fn is_in_vain(&self, destination: Ipv4Addr) -> bool {
+        let state = self.owner(destination).map(|peer| peer.state);
+        matches!(state, Some(PeerState::Silent | PeerState::Refused))
     }
 
     /// A packet of this host's pods.
@@ -252,8 +279,7 @@ impl<'a> ThisHost<'a> {
             peer.why.as_deref().unwrap_or("it answers nothing"),
             peer.subnet.network()
         );
-        // Of what is lossy most passes.
-        if peer.state == PeerState::Lossy { Ok(state) } else { Err(state) }
+        if peer.state == PeerState::Unsendable { Err(state) } else { Ok(state) }
     }
 
     /// What the udp backend does with it.

@@ -211,6 +211,7 @@ impl Shows {
         let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
         let is_some_lost = |echoes: &Echoes| (1..echoes.sent).contains(&echoes.answered);
         let [host, tunnel, full] = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(some);
+        let is_pod_silent = of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0);
         if !state.is_sent_to() {
             Self::NotSentTo
         } else if !tunnel {
@@ -230,11 +231,13 @@ impl Shows {
             Self::Unsendable
         } else if !full && of(Leg::TunnelFull).is_some_and(is_refused) {
             Self::FullAreLost
+        } else if full && is_pod_silent && !of(Leg::Tunnel).is_some_and(loses_most) {
+            Self::PodIsSilent
         } else if legs.iter().any(is_some_lost) {
             Self::Lossy
         } else if !full {
             Self::FullAreLost
-        } else if of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0) {
+        } else if is_pod_silent {
             Self::PodIsSilent
         } else if host {
             Self::Answers
@@ -261,8 +264,10 @@ impl Shows {
                 true => {
                     "the host answers, its end of the overlay does not: the tunnel's packets are \
                      lost there or back (a firewall on the way, in a cloud as well, or another \
-                     backend or port), or weftd or flanneld does not run there with this subnet. \
-                     `weft check` on both hosts; `weft status` there says whether they arrive"
+                     backend or port), or weftd or flanneld does not run there with this subnet, \
+                     or a firewall there drops pings to that address, which is no fault: `--pod` \
+                     with a pod there tells. `weft check` on both hosts; `weft status` there says \
+                     whether they arrive"
                 }
                 false => {
                     "the host answers, the bridge of its pods does not answer this host's pods: it \
@@ -363,7 +368,8 @@ fn lossy(legs: &[Echoes]) -> String {
         }
         false => {
             "a full or slow link, a shaper or a broken cable does that (`tc -s qdisc` and `ip -s \
-             link` of both hosts count drops)"
+             link` of both hosts count drops); if pods lose nothing, a firewall lets in so many \
+             pings a second"
         }
     };
     let full = if is_pods { String::new() } else { format!(" and {full} full") };

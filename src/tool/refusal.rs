@@ -44,7 +44,9 @@ pub(super) fn why(error: &io::Error) -> String {
         Some(Errno::HOSTUNREACH) => "a route of type unreachable, or forwarding is off there",
         Some(Errno::NETUNREACH) => "no route, or a rule of type unreachable",
         Some(Errno::XDEV) => "the source check, rp_filter, refuses where it comes from",
-        Some(Errno::PERM) => "a firewall rule for what this host sends, or an IPsec policy",
+        Some(Errno::PERM) => {
+            "a firewall rule for what this host sends, an IPsec policy, or a full conntrack table"
+        }
         Some(Errno::MSGSIZE) => "longer than the path's MTU, as this host knows it",
         _ => return error.to_string(),
     };

@@ -10,11 +10,11 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4300),
-    ("backend", 5700, 56400),
+    ("backend", 5730, 56800),
     ("bin", 10, 200),
-    ("config", 1700, 16300),
-    ("daemon", 3420, 35100),
-    ("control", 5250, 52600),
+    ("config", 1700, 16400),
+    ("daemon", 3430, 35300),
+    ("control", 5270, 52700),
     ("device", 470, 5000),
     ("engine", 1930, 17600),
     ("fast_path", 590, 5300),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 340, 3200),
     ("status", 560, 3900),
     ("sys", 1170, 12100),
-    ("tool", 4410, 47500),
+    ("tool", 4460, 48000),
 ];
 
 /// Lines and tokens.

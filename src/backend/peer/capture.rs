@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::io::{self, Read as _};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 use tracing::info;
@@ -18,7 +20,8 @@ use crate::device::ignore_outgoing;
 use crate::packet::ipv4::protocol;
 use crate::packet::transport::UDP_HEADER_BYTES;
 
-/// Peers that are watched at a time, and leases of each.
+/// Peers that are watched at a time, and leases of each. Of more, others are each second: what was
+/// seen stands for twelve.
 const HOSTS_MAX: usize = 16;
 const LEASES_MAX: usize = 4;
 
@@ -52,39 +55,57 @@ pub(super) struct Capture {
     is_refused: bool,
     /// What each flow has acknowledged.
     flows: HashMap<Flow, u32>,
+    since: Instant,
 }
 
 impl Capture {
     pub(super) fn new(port: Option<u16>) -> Self {
-        let (watched, flows) = (Vec::new(), HashMap::new());
-        Self { port, external: 0, watched, socket: None, is_refused: false, flows }
+        let (watched, flows, since) = (Vec::new(), HashMap::new(), Instant::now());
+        Self { port, external: 0, watched, socket: None, is_refused: false, flows, since }
     }
 
-    /// Watches the first of these peers, and no others, behind the `external` interface.
+    /// Watches some of these peers, and no others, behind the `external` interface.
     pub(super) fn watch<'a>(
         &mut self,
         hosts: impl Iterator<Item = (Ipv4Addr, &'a [Reached])>,
         external: u32,
+        now: Instant,
     ) {
         let cut = |leases: &[Reached]| leases[..leases.len().min(LEASES_MAX)].to_vec();
-        let watched: Vec<_> =
-            hosts.take(HOSTS_MAX).map(|(host, leases)| (host, cut(leases))).collect();
-        if (&watched, external) == (&self.watched, self.external) || self.is_refused {
+        let mut watched: Vec<_> = hosts.map(|(host, leases)| (host, cut(leases))).collect();
+        if watched.len() > HOSTS_MAX {
+            let turn = usize::try_from(now.duration_since(self.since).as_secs()).unwrap_or(0);
+            let first = turn.wrapping_mul(HOSTS_MAX) % watched.len();
+            watched.rotate_left(first);
+            watched.truncate(HOSTS_MAX);
+        }
+        if (&watched, external) == (&self.watched, self.external) {
             return;
         }
         (self.watched, self.external) = (watched, external);
+        // Not the same one: a second filter beside the first may be more memory than a socket may
+        // have (net.core.optmem_max).
+        self.socket = None;
         if self.watched.is_empty() {
-            (self.socket, self.flows) = (None, HashMap::new());
+            self.flows = HashMap::new();
+            return;
+        }
+        if self.is_refused {
             return;
         }
         let steps = filter(&self.watched, self.port.map(|port| (port, external)));
         let step = |Step(code, yes, no, value)| SockFilter::new(code, yes, no, value);
         let filter: Vec<_> = steps.into_iter().map(step).collect();
-        let attached = match &self.socket {
-            Some(socket) => SockRef::from(socket).attach_filter(&filter),
-            None => open(&filter).map(|socket| self.socket = Some(socket)),
-        };
-        if let Err(error) = attached {
+        match open(&filter) {
+            Ok(socket) => self.socket = Some(socket),
+            Err(error) => self.note_refusal(&error),
+        }
+    }
+
+    /// What lasts is told, and not tried again; what passes costs this time.
+    fn note_refusal(&mut self, error: &io::Error) {
+        let lasting = [Errno::PERM, Errno::ACCESS, Errno::AFNOSUPPORT];
+        if Errno::from_io_error(error).is_some_and(|errno| lasting.contains(&errno)) {
             self.is_refused = true;
             info!(
                 "cannot see what arrives from peers that do not answer ({error}): less will be \

@@ -20,8 +20,12 @@ use super::state::{Obstacle, Reachability};
 use crate::packet::echo::{Answer, Reply, TTL};
 use crate::route::Prefix;
 
-/// Codes of ICMP's type 3 by which somebody refuses a datagram: no such protocol or port, and
-/// firewalls. The others say that a router knows no way.
+/// The code of ICMP's type 3 by which the kernel says to itself that a neighbour does not answer
+/// (`ipv4_link_failure`). A firewall's REJECT says others.
+const HOST_UNREACHABLE: u8 = 1;
+
+/// Codes by which somebody refuses a datagram: no such protocol or port, and firewalls. The others
+/// say that a router knows no way.
 const REFUSALS: [u8; 5] = [2, 3, 9, 10, 13];
 
 /// Messages that come within this time are taken together, so that a flood of them is no load. The
@@ -169,7 +173,7 @@ impl Health {
                 echoes.send(ask.host, TTL, ask.sequence).ok();
             }
         }
-        capture.watch(machine.in_question(now), machine.external);
+        capture.watch(machine.in_question(now), machine.external, now);
         self.is_waiting = machine.is_waiting(now);
         self.next_tick = now + machine.until_tick(now).unwrap_or(LONG);
         asks.retain(|ask| ask.asks_host);
@@ -188,8 +192,11 @@ impl Health {
 
     /// This host can't send to that one.
     pub(in crate::backend) fn note_error(&mut self, host: Ipv4Addr, error: &io::Error) {
-        // A firewall of this host may drop echoes, and not be meant for what carries packets.
-        if let Some(errno) = error.raw_os_error() {
+        // A firewall of this host may drop echoes, and not be meant for what carries packets. Of a
+        // buffer that is full for a moment nothing follows.
+        let is_passing =
+            Errno::from_io_error(error).is_some_and(|it| it == Errno::AGAIN || it == Errno::NOBUFS);
+        if let Some(errno) = error.raw_os_error().filter(|_| !is_passing) {
             let evidence = Evidence::Unsendable(Obstacle::Errno(errno));
             self.machine.note(host, evidence, Instant::now());
         }
@@ -241,8 +248,9 @@ fn meaning(
             Some((host, evidence))
         }
         // The kernel takes a packet from one of its own addresses from nobody but itself.
-        Message::Answer(Answer::Lost { by, destination, .. }) if own.contains(&by) => {
-            Some((machine.place_of(destination)?.0, neighbour))
+        Message::Answer(Answer::Lost { by, destination, code, .. }) if own.contains(&by) => {
+            let (host, _) = machine.place_of(destination)?;
+            (code == Some(HOST_UNREACHABLE)).then_some((host, neighbour))
         }
         Message::Answer(Answer::Lost { by, destination, sequence, .. }) => {
             let (host, _) = machine.place_of(destination)?;
@@ -254,7 +262,8 @@ fn meaning(
             if Some(destination.port()) != port || !own.contains(&source) {
                 None
             } else if own.contains(&by) {
-                Some((host, neighbour))
+                let forbidden = Evidence::Unsendable(Obstacle::Errno(Errno::PERM.raw_os_error()));
+                Some((host, if code == HOST_UNREACHABLE { neighbour } else { forbidden }))
             } else {
                 // Of routers nothing is known, but that they have seen an echo to it.
                 let asked = echo_to.and_then(|address| machine.place_of(address));
@@ -311,12 +320,8 @@ mod tests {
 
     #[test]
     fn what_went_through_the_tunnel_must_come_out_of_it() {
-        let expired = Message::Answer(Lost {
-            by: TARGET,
-            destination: TARGET,
-            sequence: 7,
-            has_expired: true,
-        });
+        let expired =
+            Message::Answer(Lost { by: TARGET, destination: TARGET, sequence: 7, code: None });
         for (message, evidence) in [
             (reply(TARGET), Evidence::Echoed(7)),
             (expired, Evidence::Expired(7)),
@@ -350,7 +355,17 @@ mod tests {
         assert_eq!(refusal(HOST, OWN, 8285, Some(TARGET), TUNNEL), None, "out of the tunnel");
         assert_eq!(refusal(HOST, ROUTER, 8285, Some(TARGET), EXTERNAL), None, "of somebody else");
         assert_eq!(refusal(HOST, OWN, 53, Some(TARGET), EXTERNAL), None, "of another program");
-        let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
-        assert_eq!(refusal(OWN, OWN, 8285, None, 1), Some(neighbour), "by the own kernel");
+        let own = |code, expected| {
+            let destination = SocketAddrV4::new(HOST, 8285);
+            let refused = Refused { by: OWN, code, source: OWN, destination, echo_to: None };
+            let lost = Lost { by: OWN, destination: TARGET, sequence: 7, code: Some(code) };
+            assert_eq!(shown(Message::Answer(refused), 1, TUNNEL), Some(expected), "code {code}");
+            let is_neighbour = expected == Evidence::Unsendable(Obstacle::Neighbour);
+            assert_eq!(shown(Message::Answer(lost), 1, TUNNEL).is_some(), is_neighbour, "{code}");
+        };
+        own(1, Evidence::Unsendable(Obstacle::Neighbour));
+        for by_firewall in [3, 9, 10, 13] {
+            own(by_firewall, Evidence::Unsendable(Obstacle::Errno(1)));
+        }
     }
 }

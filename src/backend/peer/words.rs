@@ -48,9 +48,10 @@ impl PeerState {
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: `weft \
                  check` here names the rule, route or rp_filter that drops {what} from {host}, and \
-                 `weft drops` what weftd does; else they are damaged on the way (InCsumErrors of \
-                 `nstat -az` grows), or a rule drops them that `weft check` can't judge (`nft list \
-                 ruleset`)"
+                 with udp `weft drops` what weftd does; else they are damaged on the way \
+                 (InCsumErrors of `nstat -az` grows), with vxlan of another VNI (`ip -d link show \
+                 type vxlan` on both hosts), or a rule drops them that `weft check` can't judge \
+                 (`nft list ruleset`)"
             ),
             Self::OneWay(Way::Foreign(source)) => format!(
                 "its packets arrive here from {source} and the like, which is in no lease of \
@@ -68,7 +69,8 @@ impl PeerState {
             ),
             Self::Lossy(percent) => format!(
                 "{percent} of 100 echoes are lost: look for a broken or full link to {host}, and \
-                 at drops on both hosts (`weft drops`)"
+                 at drops on both hosts (`weft drops`). If pods lose nothing, it is the echoes \
+                 alone: a firewall of either host drops pings, or lets in so many a second"
             ),
             Self::Deaf => "packets pass, and it answers no pings, which is no fault".to_owned(),
             Self::Idle | Self::Ok => return None,
@@ -83,8 +85,8 @@ fn output_rules(port: Option<u16>) -> String {
         None => ". What pods send passes FORWARD in place of OUTPUT, and may go",
     };
     format!(
-        "the OUTPUT rules of this host's firewall, and its IPsec policies (`ip xfrm policy`)\
-         {forwarded}"
+        "the OUTPUT rules of this host's firewall, its IPsec policies (`ip xfrm policy`), and its \
+         table of connections, which may be full (`weft check`){forwarded}"
     )
 }
 

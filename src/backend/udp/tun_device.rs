@@ -151,8 +151,8 @@ fn steer(queues: &[Tun], program: io::Result<Steering>) {
         && let Err(error) = program.and_then(|program| queues[0].steer(&program))
     {
         warn!(
-            "flows cannot be pinned to workers, packets may be reordered: {error}; grant CAP_BPF, \
-             or use --workers=1"
+            "flows cannot be pinned to workers, packets may be reordered: {error}; if a right is \
+             lacking, grant CAP_BPF; else use --workers=1"
         );
     }
 }

@@ -51,14 +51,19 @@ pub(super) fn advice(detail: &str) -> Option<String> {
         "the files of --etcd-cafile, --etcd-certfile and --etcd-keyfile hold no usable \
          certificates, or the key belongs to another certificate"
             .to_owned()
-    } else if detail.contains("received fatal alert: ") {
-        // The member's own words about our certificate: an alert of TLS.
-        "this etcd member refuses the client certificate; renew --etcd-certfile and \
-         --etcd-keyfile, which are read again at the next try"
+    } else if is_about_ours(detail) {
+        "this etcd member wants a client certificate that it accepts: give --etcd-certfile and \
+         --etcd-keyfile, or renew them; they are read again at the next try"
             .to_owned()
     } else {
         return None;
     })
+}
+
+/// Whether it is the member's own word about our certificate: such an alert of TLS (RFC 8446, 6.2).
+fn is_about_ours(detail: &str) -> bool {
+    let alert = detail.split_once("received fatal alert: ").map(|(_, alert)| alert);
+    alert.is_some_and(|alert| alert.contains("Certificate") || alert.contains("UnknownCA"))
 }
 
 fn unix_time_after(text: &str, marker: &str) -> Option<String> {

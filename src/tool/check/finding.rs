@@ -56,3 +56,9 @@ pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Ch
     let found = |finding| Finding { verdict: Judgement::Failed, ..finding };
     warning(evidence, cure).map_err(found)
 }
+
+/// How a device is made to forward. The switch of all devices sets each one's only when it changes
+/// itself, and a device's name may have a dot.
+pub(super) fn forwarding_cure(device: &str) -> String {
+    format!("sysctl -w net/ipv4/ip_forward=1 net/ipv4/conf/{device}/forwarding=1")
+}

@@ -93,14 +93,21 @@ impl<'a> Asked<'a> {
 }
 
 impl Answers {
+    /// Whether this host has a way to pods of its own.
+    pub(super) fn has_pods(&self, asked: &Asked<'_>) -> bool {
+        let is_own =
+            |path: &PathToHost| path.gateway.is_none() && Some(self.name(path)) != asked.device;
+        self.near.as_ref().is_ok_and(is_own)
+    }
+
     /// Whether the kernel does what the packet needs, or else where it parts from that, nearest
     /// first.
     pub(super) fn agree(&self, asked: &Asked<'_>) -> Result<(), String> {
         let Asked { near, device, host, is_outward, .. } = *asked;
         let path = self.near.as_ref().map_err(|error| {
             format!(
-                "the kernel has no way to {near}, a pod of this host: {}; is the pods' \
-                     bridge there and up, with its address?",
+                "the kernel has no way to {near}, a pod of this host: {}; does one run here, \
+                 and is the pods' bridge there and up, with its address?",
                 why(error)
             )
         })?;
@@ -108,7 +115,7 @@ impl Answers {
         if path.gateway.is_some() || Some(pods_interface) == device {
             return Err(format!(
                 "this host has no route of its own to {near}, the kernel sends that by {}: \
-                 the pods' bridge is missing, down or without its address",
+                 the pods' bridge is missing, down or without its address, or no pod runs here",
                 self.shown(path)
             ));
         }

@@ -49,7 +49,7 @@ const NO_JSON: Fault =
 const NO_SUBNET: Fault = named("no subnet is free", "out of subnets");
 const EXPIRED: Fault = named("the server's certificate has expired", "expired");
 const STOPPED: Fault =
-    named("etcd goes away under a running node", "packets flow to the peers known so far");
+    named("etcd goes away under a running node", "weftd goes on with the peers known so far");
 
 pub(super) fn faults() -> impl Iterator<Item = Fault> {
     let options = WRONG_OPTIONS.iter().map(|(fault, _)| *fault);

@@ -145,8 +145,9 @@ pub(super) fn subnet_file(facts: &Facts) -> Checked {
         };
     }
     let text = |it: Option<Prefix>| it.map_or_else(|| "-".to_owned(), |it| it.to_string());
-    let cure = "Another program writes this file, or it is of another daemon: pods get addresses \
-                that no node routes. Stop the other program and restart weftd.";
+    let cure = "Another program writes this file, it is of another daemon, or weftd could not \
+                write it (its log says so): pods get addresses that no node routes. Stop the \
+                other program, or mend what hinders weftd, and restart weftd.";
     let says = &file.says;
     if (says.network, says.subnet) != (Some(*network), Some(*subnet)) {
         let (theirs, whole) = (text(says.subnet), text(says.network));

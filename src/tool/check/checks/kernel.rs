@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::super::facts::Facts;
-use super::super::finding::{Checked, failed, skipped, warning, well};
+use super::super::finding::{Checked, failed, forwarding_cure, skipped, warning, well};
 use super::super::firewall::{FORWARDED, Hook, Packet, RECEIVED, SENT, dropped_by};
 use super::network::{external_name, strangers};
 use crate::host::netlink::policies::Policy;
@@ -26,8 +26,7 @@ pub(super) fn ip_forward(facts: &Facts) -> Checked {
 
 pub(super) fn device_forwarding(facts: &Facts) -> Checked {
     let device = facts.comes_by().ok_or("no device is known yet")?;
-    let cure = "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.";
-    is_on(facts, &format!("net/ipv4/conf/{device}/forwarding"), cure)
+    is_on(facts, &format!("net/ipv4/conf/{device}/forwarding"), &forwarding_cure(device))
 }
 
 pub(super) fn rp_filter(facts: &Facts) -> Checked {
@@ -42,7 +41,7 @@ pub(super) fn rp_filter(facts: &Facts) -> Checked {
         None => Ok(format!("{effective} on {device}, routes are symmetric or it is loose")),
         Some(route) => warning(
             format!("rp_filter is 1 (strict) on {device}, and there is a route {route}"),
-            format!("Remove the route, or sysctl -w net.ipv4.conf.{device}.rp_filter=2 (loose)."),
+            format!("Remove the route, or sysctl -w net/ipv4/conf/{device}/rp_filter=2 (loose)."),
         ),
     }
 }
@@ -52,7 +51,7 @@ pub(super) fn bridge_netfilter(facts: &Facts) -> Checked {
         return skipped("no weftd with --kube-subnet-mgr was found");
     }
     let cure = "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1. Services do \
-                not work between pods of one host without it, unless rules are in nftables.";
+                not work between pods of one host without it.";
     match facts.sysctl("net/bridge/bridge-nf-call-iptables") {
         Some(0) => warning("net.bridge.bridge-nf-call-iptables is 0", cure),
         Some(_) => well("iptables sees what passes a bridge"),
@@ -156,8 +155,8 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
         Some((rule, chain)) => warning(
             rule,
             format!(
-                "Accept {network} in front of that, in {chain}; --iptables-forward-rules of weftd \
-                 does so in FORWARD of iptables."
+                "Accept {network} in front of that, in {chain}: what --iptables-forward-rules of \
+                 weftd accepts may come behind it."
             ),
         ),
     }

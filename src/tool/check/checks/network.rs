@@ -1,7 +1,7 @@
 //! Interfaces, their MTUs, and routes.
 
 use super::super::facts::Facts;
-use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
+use super::super::finding::{Checked, Finding, failed, forwarding_cure, skipped, warning, well};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
@@ -50,7 +50,7 @@ pub(super) fn external(facts: &Facts) -> Checked {
             (Ok(found), _) => Ok(format!("{} with {}", found.name, found.address)),
             (Err(error), None) => warning(
                 with_causes(&error),
-                "Start weftd with --iface=NAME, and give --iface here: there is no default route.",
+                "Start weftd with --iface=NAME, and give --iface here.",
             ),
             (Err(error), Some(iface)) => failed(
                 format!("--iface={iface}: {}", with_causes(&error)),
@@ -175,8 +175,7 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
         return failed(format!("no route leads into {subnet}, such as to {name}"), again);
     }
     if facts.sysctl(&format!("net/ipv4/conf/{name}/forwarding")) == Some(0) {
-        let cure = "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.";
-        return failed(format!("net.ipv4.conf.{name}.forwarding is 0"), cure);
+        return failed(format!("net.ipv4.conf.{name}.forwarding is 0"), forwarding_cure(name));
     }
     Ok(format!("{name} is up, with an address and a route"))
 }
@@ -207,13 +206,13 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
                 is_own || is_gateway_usual && is_to_host
             })
     };
-    // A route to the whole network counts only in front of weftd's.
-    let to_network = host.routes.iter().filter(|route| route.destination == network);
-    let first_is_ours = to_network.min_by_key(|route| route.metric).is_none_or(is_ours);
-    let is_stranger = |route: &&Route| {
-        let is_behind = route.destination == network && first_is_ours;
-        network.covers(route.destination) && !is_behind && !is_ours(route)
+    // One behind a route of weftd's to the same destination is not used.
+    let is_behind = |route: &Route| {
+        let same = host.routes.iter().filter(|other| other.destination == route.destination);
+        same.min_by_key(|route| route.metric).is_some_and(is_ours)
     };
+    let is_stranger =
+        |route: &&Route| network.covers(route.destination) && !is_ours(route) && !is_behind(route);
     let text = |route: &Route| match (route.kind, route.next_hops.first()) {
         (RouteKind::Unicast, Some(hop)) => {
             format!("{} dev {}", route.destination, facts.link_name(hop.interface_index))
@@ -235,7 +234,8 @@ pub(super) fn foreign_routes(facts: &Facts) -> Checked {
     }
     failed(
         found.join("; "),
-        "Remove these routes (ip route del), or whatever sets them: pods there are unreachable.",
+        "Pods there are unreachable. If nobody needs these routes, remove them (ip route del), or \
+         whatever sets them; if they lead to networks of this host, choose another Network.",
     )
 }
 
@@ -250,7 +250,10 @@ pub(super) fn overlap(facts: &Facts) -> Checked {
     let name = facts.link_name(stray.interface_index);
     let cure = match facts.interface() == Some(name) {
         true => "The hosts' addresses are in the pods' network: choose another Network.",
-        false => "It is left of an earlier subnet: remove it, and start the pods behind it anew.",
+        false => {
+            "If it is left of an earlier subnet (the pods' bridge), remove it and start its pods \
+             anew; if it is in a network of this host, choose another Network."
+        }
     };
     warning(format!("{name} has {}", stray.address), cure)
 }
@@ -281,7 +284,10 @@ pub(super) fn stale_devices(facts: &Facts) -> Checked {
     let Some(first) = names.first() else { return well("none") };
     warning(
         format!("{} beside backend {kind}", names.join(", ")),
-        format!("It is left of another backend, and its routes may win: ip link del {first}"),
+        format!(
+            "Its routes may win. If no other daemon uses it (k3s, and other containers, are not \
+             seen here), it is left of another backend or VNI: ip link del {first}"
+        ),
     )
 }
 

@@ -101,8 +101,9 @@ pub(super) fn io_uring(facts: &Facts) -> Checked {
             let sysctl = disabled.map(|it| format!(", kernel.io_uring_disabled is {it}"));
             warning(
                 format!("{error}{}", sysctl.unwrap_or_default()),
-                "The engine is mmsg instead, which works and may be slower; a system call filter \
-                 (seccomp) or kernel.io_uring_disabled refuses io_uring.",
+                "The engine is mmsg instead, which works and may be slower. What refuses io_uring \
+                 may be a system call filter (seccomp), kernel.io_uring_disabled, or a kernel \
+                 without it.",
             )
         }
     }

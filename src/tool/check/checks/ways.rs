@@ -34,7 +34,7 @@ fn judge(facts: &Facts, refused: fn(&PeerWay) -> Option<&str>, what: &str) -> Ch
 
 const UNASKED: &str = "nobody could be asked by ARP on the external link";
 
-/// Two machines with one address of the underlay.
+/// Two machines with one address of the underlay, or one that answers by two of its links.
 pub(super) fn addresses(facts: &Facts) -> Checked {
     let resolved = facts.resolved.as_ref().ok_or(UNASKED)?;
     let many = |it: &&Resolved| it.answers.len() > usize::from(!it.is_own);
@@ -43,13 +43,13 @@ pub(super) fn addresses(facts: &Facts) -> Checked {
     };
     let macs: Vec<_> = answers.iter().map(ToString::to_string).collect();
     let (whose, who) = match is_own {
-        true => ("this host's address", "another machine"),
-        false => ("the peer's address", "several machines"),
+        true => ("this host's address", "somebody else"),
+        false => ("the peer's address", "several hardware addresses"),
     };
     warning(
         format!("{whose} {address} is answered for by {who}: {}", macs.join(", ")),
-        "Find these machines by their hardware addresses (`arping`, the switch), and give one of \
-         them another address.",
+        "Find who they are (`ip link` on the hosts, the switch): of two machines give one another \
+         address; one machine with two links in this network may answer by both.",
     )
 }
 
