@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use crate::config::network::{NetworkConfig, shown};
 use crate::control::backoff::Backoff;
+use crate::control::error::StoreError;
 use crate::control::manager::SubnetManager;
 use crate::failure::with_causes;
 
@@ -22,7 +23,7 @@ const MISSING_PERIOD: Duration = Duration::from_secs(5);
 const SHOWN_CHARS_MAX: usize = 200;
 
 /// What differs in the store's configuration from the one in use, if anything does. An error if it
-/// is not there or not readable, for this reason: what runs goes on, a start would wait.
+/// is not there or not readable, for this reason: what runs goes on, a start would wait or fail.
 type Compared = Result<Option<String>, String>;
 
 impl SubnetManager {
@@ -50,7 +51,7 @@ impl SubnetManager {
             pause = unreadable.map_or(usual_pause, |_| MISSING_PERIOD);
             let mut state = self.status.edit();
             state.restart_needed = matches!(found, Ok(Some(_)));
-            let next = "this node goes on with the last one, and a restart would wait";
+            let next = "this node goes on with the last one; mend it before a restart of weftd";
             state.config_missing = unreadable.map(|why| format!("{why}; {next}"));
             drop(state);
             if found != logged || is_first {
@@ -72,8 +73,8 @@ fn tell(found: &Compared, is_first: bool) {
              the new one, restart weftd and then the pods of this host"
         ),
         Err(why) => warn!(
-            "Couldn't fetch network config: {why}; going on with the last one. A restart of weftd \
-             would wait for it"
+            "Couldn't fetch network config: {why}; going on with the last one. Mend it before a \
+             restart of weftd"
         ),
     }
 }
@@ -82,11 +83,11 @@ fn tell(found: &Compared, is_first: bool) {
 async fn compare(manager: &SubnetManager, used: &NetworkConfig) -> Compared {
     let mut backoff = Backoff::default();
     let bytes = loop {
-        match manager.network_config().await {
+        match manager.store.config().await {
             Ok(bytes) => break bytes,
-            Err(error) if error.store_answered() => return Err(with_causes(&error)),
             // The lease machine reports outages.
-            Err(_) => sleep(backoff.next_wait()).await,
+            Err(StoreError::Unavailable { .. }) => sleep(backoff.next_wait()).await,
+            Err(error) => return Err(with_causes(&error)),
         }
     };
     let found = NetworkConfig::parse(&bytes).map_err(|error| with_causes(&error))?;

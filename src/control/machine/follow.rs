@@ -146,7 +146,10 @@ impl Machine {
 
     /// Remembers what became of the own entry while a write of it is under way.
     fn own_seen(&mut self, revision: i64) {
-        if let Asked::Write { own_seen, .. } = &mut self.asked {
+        // What it is written over may have been read before the write.
+        if let Asked::Write { own_seen, over, .. } = &mut self.asked
+            && *over != revision
+        {
             *own_seen = Some(revision);
         }
     }

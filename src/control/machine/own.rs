@@ -215,6 +215,11 @@ impl Machine {
             self.newest = self.newest.max(revision);
         }
         self.mirror.insert(found.key.clone(), found);
+        self.confirm();
+    }
+
+    /// The store has our entry as we do.
+    fn confirm(&mut self) {
         if std::mem::take(&mut self.from_cache) {
             self.info(format!(
                 "The store confirmed the lease of {}; nothing of before is needed now",
@@ -326,6 +331,8 @@ impl Machine {
             self.renew_at = Some(self.now.boot);
         }
         if found.revision == self.own.lease.revision {
+            // Of an entry that was made anew under ours, which a write of ours does not tell.
+            self.own.lease.created_revision = found.created_revision;
             return;
         }
         self.suspect_twin(&found);
@@ -336,9 +343,12 @@ impl Machine {
         match is {
             _ if was == is && !self.ends_in_the_store() => {}
             None => {
-                self.info(format!("The lease of {subnet} became a reservation"));
+                self.info(format!("The lease of {subnet} is a reservation now"));
                 self.own.expires = None;
                 self.plan_renewal();
+                if self.own_entry == OwnEntry::AsWritten {
+                    self.confirm();
+                }
             }
             // Restoring it will extend it, and not sooner than is good.
             Some(_) if self.own_entry != OwnEntry::AsWritten && self.ends_in_the_store() => {}

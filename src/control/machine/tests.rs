@@ -362,6 +362,17 @@ fn offline_start_with_same_peers_publishes_once() {
 }
 
 #[test]
+fn offline_start_with_a_reservation_is_confirmed_by_the_listing() {
+    let (mut machine, _) = from_cache();
+    let own = Lease { lifetime: Lifetime::Reservation, ..lease(OWN, 1, 7) };
+    let all: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).chain([own]).collect();
+    let mut commands = machine.handle(listing(&all, 12), at(6));
+    commands.extend(machine.handle(Event::Timer, at(7)));
+    assert!(commands.contains(&Command::Confirmed), "stale for ever: {commands:?}");
+    assert!(!commands.iter().any(|it| matches!(it, Command::Write { .. })), "{commands:?}");
+}
+
+#[test]
 fn offline_start_retakes_free_subnet_yields_taken_one() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(1, 11, 1)], 12), at(6));
