@@ -86,9 +86,8 @@ case_fault_no_bpf() {
         weftd.args += ["--fast-path=on"]'
 }
 
-# It says what is in its way there, and not that the pod has a network of its own.
 case_fault_no_host_network() {
-    fault log 'already has a route to the overlay network' 'del(.spec.hostNetwork)'
+    fault log 'needs hostNetwork: true' 'del(.spec.hostNetwork)'
 }
 
 case_fault_read_only_run() {

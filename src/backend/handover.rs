@@ -169,10 +169,15 @@ impl Handover {
         self.end_workers();
     }
 
+    /// Whether workers outlive their tunnel, which then goes on.
+    pub(super) fn keeps_workers(&self) -> bool {
+        self.0.is_leaving.load(Ordering::Relaxed) || std::thread::panicking()
+    }
+
     /// The tunnel ends, and so do its workers, unless they are to go on for the next weftd, or for
     /// the next start after a panic.
     pub(super) fn tunnel_ends(&self, mut workers: Vec<Worker>) {
-        if self.0.is_leaving.load(Ordering::Relaxed) || std::thread::panicking() {
+        if self.keeps_workers() {
             // Those of before have the leases, and these may not have them yet.
             lock(&self.0.lingering).append(&mut workers);
         } else {

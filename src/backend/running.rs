@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::backend::error::StartError;
 use crate::backend::extension::{self, ExtensionBackend};
-use crate::backend::handover::Offered;
+use crate::backend::handover::{Handover, Offered};
 use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, warn_of_idle_flags};
 use crate::backend::status::View;
@@ -96,7 +96,6 @@ impl Prepared {
         }
         if !is_udp {
             setup.handover.offer(Offered::Place);
-            setup.handover.is_carrying();
         }
         Ok(match self.reserved {
             Reserved::Udp(reserved) => {
@@ -114,6 +113,14 @@ impl Prepared {
 }
 
 impl Backend {
+    /// A start can't fail any more: the weftd whose place this one takes may end. Workers say so
+    /// themselves.
+    pub fn carries(&self, handover: &Handover) {
+        if !matches!(self, Self::Udp(_)) {
+            handover.is_carrying();
+        }
+    }
+
     /// What the rest of the daemon sees of it.
     pub fn view(&self) -> View {
         match self {

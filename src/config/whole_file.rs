@@ -56,19 +56,26 @@ pub enum FileError {
 /// On an error the old file, if any, is as it was.
 pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
     let directory_path = directory_of(path);
-    DirBuilder::new()
-        .recursive(true)
-        .mode(DIRECTORY_MODE)
-        .create(directory_path)
-        .map_err(|error| failed("make the directory", directory_path, error))?;
+    make_directory(directory_path)?;
     let directory = open_directory(directory_path)?;
     check_directory(&directory, directory_path)?;
     replace(&directory, path, text, mode)
 }
 
+/// As [`write`], in a directory of somebody else, whoever that is.
+pub fn write_for_others(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+    make_directory(directory_of(path))?;
+    write_shared(path, text, mode)
+}
+
 /// As [`write`], in a directory that has to be there, and that others may share.
 pub fn write_shared(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
     replace(&open_directory(directory_of(path))?, path, text, mode)
+}
+
+fn make_directory(path: &Path) -> Result<(), FileError> {
+    let made = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
+    made.map_err(|error| failed("make the directory", path, error))
 }
 
 fn replace(directory: &OwnedFd, path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {

@@ -113,6 +113,14 @@ impl Start<'_> {
             interface.public_ip = Some(address);
         }
         let external = discover(&interface).await?;
+        let (network, ExternalInterface { address, name, .. }) = (plan.network.network, &external);
+        if network.contains(*address) {
+            warn!(
+                "{address} of {name} is in the overlay network {network}, as a pod's address is: \
+                 in Kubernetes weftd's pod needs hostNetwork: true, elsewhere choose another \
+                 Network or --iface"
+            );
+        }
         let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
         match self.acquire_until_leased(plan, &external, &mut warm).await? {
             ControlFlow::Continue((plan, own, prepared)) => {

@@ -63,8 +63,9 @@ fn store(offer: &Offered, is_stored: &mut bool) -> std::io::Result<()> {
     match offer {
         Offered::Inherited => Ok(()),
         Offered::Nothing | Offered::Place => {
+            remove()?;
             *is_stored = false;
-            remove()
+            Ok(())
         }
         Offered::Tunnel(descriptors) => {
             if std::mem::replace(is_stored, true) {

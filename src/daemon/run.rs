@@ -288,8 +288,7 @@ async fn work(
     let start = Start { options, manager, previous, handover };
     let (begun, backend) = start.start(before.as_ref()).await?;
     let Begun { plan, interface, held, guard, .. } = begun;
-    let subnet = held.subnet();
-    let view = backend.view();
+    let (subnet, view) = (held.subnet(), backend.view());
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
@@ -302,6 +301,7 @@ async fn work(
     if before.is_none() {
         port_guard.check().await?;
     }
+    backend.carries(handover);
     let writer = subnet_writer(options, plan.network.network, subnet, &plane.borrow());
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
     former.replace(Some(Former {

@@ -61,7 +61,7 @@ struct Asked {
 /// Puts this program into a runtime's directory, whole at any time; gives one line for the log.
 pub(super) fn install(place: &Path) -> anyhow::Result<String> {
     let program = fs::read("/proc/self/exe").context("cannot read this program")?;
-    whole_file::write(place, &program, PROGRAM_MODE)?;
+    whole_file::write_for_others(place, &program, PROGRAM_MODE)?;
     Ok(format!("{} is in place\n", place.display()))
 }
 

@@ -145,6 +145,11 @@ fn ready_within(wait: Duration, daemon: &Daemon) -> anyhow::Result<(String, u8)>
 /// What `/readyz` says, of the weftd of this container only.
 fn ready(daemon: &Daemon) -> anyhow::Result<(String, u8)> {
     if pid_behind(&daemon.socket)?.is_none() {
+        if has_workers() {
+            let text = "ready: this container's workers carry the packets until those of the weftd \
+                        that takes over do\n";
+            return Ok((text.to_owned(), 0));
+        }
         let text = "not ready: the weftd of another container answers, because this container's \
                     has not taken over\n";
         return Ok((text.to_owned(), EXIT_DEGRADED));
@@ -154,6 +159,13 @@ fn ready(daemon: &Daemon) -> anyhow::Result<(String, u8)> {
         true => ("ready\n".to_owned(), 0),
         false => (format!("not ready: {}\n", status.verdict.texts().join("; ")), EXIT_DEGRADED),
     })
+}
+
+/// Whether the weftd of this container, its first process, has workers.
+fn has_workers() -> bool {
+    let Ok(threads) = std::fs::read_dir("/proc/1/task") else { return false };
+    let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
+    threads.flatten().filter_map(|it| name(it).ok()).any(|it| it.starts_with("weft-worker-"))
 }
 
 /// Status again and again; a daemon that does not answer may come back.

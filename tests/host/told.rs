@@ -31,6 +31,19 @@ fn weft(host: &Namespace, dir: &std::path::Path, words: &[&str]) -> (Value, Opti
 }
 
 #[test]
+fn who_starts_it_in_a_pods_network_is_told() {
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let network = "172.20.0.0/16";
+    let config = format!(r#"{{"Network":"{network}","Backend":{{"Type":"alloc"}}}}"#);
+    let store = local_store(files.path(), &config);
+    let cluster = Cluster::new(1);
+    let daemon = cluster.weftd(0, files.path(), &[&store]);
+    let env = files.path().join("subnet.env");
+    wait_until(LEASE_TIMEOUT, "it has a subnet", || env.exists());
+    assert_eq!(daemon.complaints(network), 1, "{}", daemon.output());
+}
+
+#[test]
 fn a_table_of_all_nodes_has_leases_and_echoes_and_what_is_wrong() {
     let files = tempfile::tempdir().expect("a directory for the test");
     let store = local_store(files.path(), CONFIG);

@@ -152,16 +152,20 @@ fn an_address_that_changes_during_a_take_over_keeps_its_subnet() {
 
 #[test]
 fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
-    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    let kept = ["--fast-path=off", "--keep-tunnel"];
+    let mut overlay = Overlay::start_with(CONFIG, [&kept, &[]]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
     let config = overlay.files().join("store/config");
     let away = config.with_extension("away");
     under_traffic(&mut overlay, 1000, |overlay| {
         fs::rename(&config, &away).expect("a file of the test");
-        let mut next = overlay.weftd(0, &["--take-over", "--start-from-cache=false"]);
+        let waits = ["--take-over", "--start-from-cache=false", "--keep-tunnel"];
+        let mut next = overlay.weftd(0, &waits);
         wait_until(PATIENCE, "the next weftd has the tunnel and waits", || {
             next.complaints("config") > 0
         });
+        let shown = overlay.lab.hosts[0].exec(&["ip", "-4", "address", "show", "flannel0"]);
+        assert!(shown.contains("valid_lft forever"), "its routes end with its address: {shown}");
         // A third one, from a service manager perhaps, is neither's end, after it has waited too.
         for (flag, patience) in [("--take-over", TURN_PATIENCE), ("--take-over=false", PATIENCE)] {
             let mut third = overlay.weftd(0, &[flag]);
@@ -177,7 +181,7 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
         assert!(!next.wait(PATIENCE).success(), "beside the first one, which is back");
         fs::rename(&away, &config).expect("a file of the test");
         wait_until(PATIENCE, "the first weftd is ready again", || is_ready(overlay));
-        take_over(overlay, &["--fast-path=off"]);
+        take_over(overlay, &kept);
     });
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
 }
@@ -291,6 +295,14 @@ fn a_failed_take_over_where_the_kernel_carries() {
     assert!(!next.wait(PATIENCE).success(), "{}", next.output());
     wait_until(PATIENCE, "the first weftd is back", || is_ready(&overlay));
     assert!(overlay.daemons[0].ended().is_none());
+    // What comes last in a start: rules, for which there is no program.
+    let places = places(&overlay);
+    let mut argv = vec!["env", "PATH=/nowhere", WEFTD, "--iface=wire0", "--take-over", "--ip-masq"];
+    argv.extend(places.iter().map(String::as_str));
+    let mut next = overlay.lab.hosts[0].spawn(&argv);
+    assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+    wait_until(PATIENCE, "the first weftd is back again", || is_ready(&overlay));
+    assert!(overlay.daemons[0].ended().is_none());
     take_over(&mut overlay, &[]);
 }
 
@@ -311,7 +323,7 @@ struct Contained(Process);
 impl Contained {
     fn start(overlay: &Overlay, arguments: &[&str]) -> Self {
         let flags = places(overlay);
-        let mut argv = vec!["unshare", "--pid", "--fork", "--kill-child", WEFTD];
+        let mut argv = vec!["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", WEFTD];
         argv.extend(flags.iter().map(String::as_str));
         argv.extend(["--iface=wire0", "--iptables-forward-rules=false", "--take-over"]);
         argv.extend(arguments);
@@ -330,13 +342,36 @@ impl Contained {
         let Some(pid) = self.pid() else { return false };
         let socket = format!("--socket={}", overlay.dir(0).join("weft.sock").display());
         let target = format!("--target={}", pid.as_raw_nonzero());
-        overlay.lab.hosts[0].succeeds(&["nsenter", &target, "--pid", WEFT, "ready", &socket])
+        overlay.lab.hosts[0]
+            .succeeds(&["nsenter", &target, "--pid", "--mount", WEFT, "ready", &socket])
     }
 
     fn stop(mut self, signal: Signal) -> (bool, String) {
         kill_process(self.pid().expect("it runs"), signal).expect("it runs");
         (self.0.wait(PATIENCE).success(), self.0.output())
     }
+}
+
+/// Kubernetes deletes an old pod that is not ready, whose workers are all that the node has.
+#[test]
+fn a_container_is_ready_while_its_workers_carry() {
+    let arguments = ["--fast-path=off"];
+    let mut overlay = Overlay::start_with(CONFIG, [&arguments, &arguments]);
+    let first = Contained::start(&overlay, &arguments);
+    overlay.daemons[0].wait(PATIENCE);
+    wait_until(PATIENCE, "the first container is ready", || first.is_ready(&overlay));
+    let config = overlay.files().join("store/config");
+    let away = config.with_extension("away");
+    fs::rename(&config, &away).expect("a file of the test");
+    let next = Contained::start(&overlay, &arguments);
+    let name = config.display().to_string();
+    wait_until(PATIENCE, "the next one waits", || next.0.complaints(&name) > 0);
+    assert!(first.is_ready(&overlay), "its workers carry");
+    overlay.traffic_resumes(PATIENCE, "the next one's start");
+    fs::rename(&away, &config).expect("a file of the test");
+    wait_until(PATIENCE, "the next one is ready", || next.is_ready(&overlay));
+    wait_until(PATIENCE, "the first one has handed over", || !first.is_ready(&overlay));
+    assert!(next.stop(Signal::TERM).0 && first.stop(Signal::TERM).0);
 }
 
 /// Containers of one node that follow each other, as an update of a DaemonSet with surge has them.
@@ -349,7 +384,7 @@ fn containers_follow_each_other(config: &str, arguments: &[&str], rate: u64) {
         for _ in 0..2 {
             let next = Contained::start(overlay, arguments);
             wait_until(PATIENCE, "the next container is ready", || next.is_ready(overlay));
-            assert!(!first.is_ready(overlay), "it has handed over");
+            wait_until(PATIENCE, "it has handed over", || !first.is_ready(overlay));
             assert!(first.0.ended().is_none(), "the runtime would start it again");
             let (is_well, output) = std::mem::replace(&mut first, next).stop(Signal::TERM);
             assert!(is_well && output.contains("standing by"), "{output}");

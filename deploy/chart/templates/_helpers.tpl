@@ -74,11 +74,7 @@ weft:{{ .Chart.AppVersion }}
 {{- fail (printf "flannel.backend is %s; weft has %s" $f.backend (join ", " $known)) -}}
 {{- end -}}
 {
-{{- if .Values.podCidr }}
   "Network": {{ .Values.podCidr | quote }},
-{{- else }}
-  "EnableIPv4": false,
-{{- end }}
 {{- if .Values.podCidrv6 }}
   "IPv6Network": {{ .Values.podCidrv6 | quote }},
   "EnableIPv6": true,

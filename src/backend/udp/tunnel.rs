@@ -425,6 +425,7 @@ impl Drop for Tunnel {
         // After that nothing carries what the routes bring, and they would be in flanneld's way.
         let OverlayDesired { device, address, .. } = &self.overlay.desired;
         if self.is_kept
+            && !self.handover.keeps_workers()
             && let Err(error) = limit_address_now(device, *address, LIFE_BETWEEN)
         {
             warn!("{device} stays as it is, with its routes: {error}");

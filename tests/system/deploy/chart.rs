@@ -192,7 +192,6 @@ fn the_network_configuration_follows_the_values() {
     assert_eq!(gateway["Backend"], json!({ "Type": "host-gw" }));
     assert_eq!(gateway["EnableNFTables"], true);
     assert_eq!(network(&rendered(&["podCidr=10.1.0.0/16"]))["Network"], "10.1.0.0/16");
-    assert_eq!(network(&rendered(&["podCidr="]))["EnableIPv4"], false);
     let complaint = template(&["flannel.backend=wireguard"]).unwrap_err();
     assert!(complaint.contains("flannel.backend is wireguard"), "{complaint}");
 }
@@ -301,6 +300,7 @@ fn a_misspelt_value_is_refused() {
     for (value, complaint) in [
         ("podCIDR=10.1.0.0/16", "Additional property podCIDR is not allowed"),
         ("podCidr=10.1.0.0", "podCidr: Does not match pattern"),
+        ("podCidr=", "podCidr: Does not match pattern"),
         ("flannel.arg={--ip-masq}", "flannel: Additional property arg is not allowed"),
         ("flannel.image.name=x", "flannel.image: Additional property name is not allowed"),
         ("flannel.fast.workes=2", "flannel.fast: Additional property workes is not allowed"),
@@ -397,7 +397,7 @@ fn own_values_become_known_flags() {
     ];
     assert_eq!(arguments(&objects)[4..], ours);
     let monitor = &objects["PodMonitor kube-flannel"]["spec"];
-    let target = &monitor["podMetricsEndpoints"][0]["relabelings"][1];
+    let target = &monitor["podMetricsEndpoints"][0]["relabelings"][2];
     assert_eq!(
         (&target["targetLabel"], &target["replacement"]),
         (&"__address__".into(), &"$1:9469".into())
