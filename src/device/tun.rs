@@ -67,6 +67,10 @@ pub struct Tun {
     pub offload: TunOffload,
 }
 
+/// The largest mark that a queue can have: the last signal (`valid_signal`, fs/fcntl.c). Of more
+/// queues nobody can go on with the device.
+const MARK_MAX: u16 = 64;
+
 impl Tun {
     /// Creates a device of `count` queues, named after `template` (`flannel%d` takes the first
     /// free number), with as much of `wanted` as the kernel has. A device of one queue is made
@@ -88,8 +92,10 @@ impl Tun {
         let mut queues = vec![Self { queue: first, name: name.clone(), offload }];
         for number in 1..count.get() {
             let queue = open(&name)?.0;
-            sys::set_mark(queue.as_fd(), number)
-                .map_err(|source| TunError::Open { name: name.clone(), source })?;
+            if number <= MARK_MAX {
+                sys::set_mark(queue.as_fd(), number)
+                    .map_err(|source| TunError::Open { name: name.clone(), source })?;
+            }
             queues.push(Self { queue, name: name.clone(), offload });
         }
         Ok(queues)
@@ -100,6 +106,9 @@ impl Tun {
         let kind = flags(queues.len());
         // Which is which counts, and a service manager may hand them over in any order.
         queues.sort_by_key(|queue| sys::mark(queue.as_fd()));
+        if queues.windows(2).any(|pair| sys::mark(pair[0].as_fd()) == sys::mark(pair[1].as_fd())) {
+            return Err(io::Error::other("which queue of the TUN device is which is not known"));
+        }
         let mut device: Option<(String, TunOffload)> = None;
         let mut inherit = |queue: OwnedFd| {
             let (name, found) = sys::identify(queue.as_fd())?;

@@ -133,7 +133,11 @@ fn gather(
     // What was sent before the packets from the bulk lanes is there by now, and goes before them.
     let outcome = match bulk {
         0 => Ok(()),
-        _ => prompt.read(io, reads, receives, true),
+        _ => {
+            // As much as at first: a sender's burst may be in both lanes.
+            prompt.left = Share::WHOLE;
+            prompt.read(io, reads, receives, true)
+        }
     };
     reads.packets[first..].rotate_left(bulk);
     reads.moved.drained = !lanes.have_more(prompt.has_more);
@@ -159,10 +163,10 @@ impl Prompt {
         until_drained: bool,
     ) -> Result<(), WorkerEnd> {
         while self.left.packets > 0 && self.left.load > 0 {
-            let before = reads.packets.len();
+            let before = reads.seen();
             let is_receiving = std::mem::take(&mut self.is_receiving);
             let load = io.read(0, self.left, reads, receives, is_receiving)?;
-            self.left.packets = self.left.packets.saturating_sub(reads.packets.len() - before);
+            self.left.packets = self.left.packets.saturating_sub(reads.seen() - before);
             self.left.load = self.left.load.saturating_sub(load);
             self.has_more = !reads.moved.drained;
             if !self.has_more || !until_drained {
@@ -361,6 +365,17 @@ mod tests {
             let mut queues = Queues::default();
             queues.lanes[0].extend(0..10);
             queues.later.extend([(at, 0, 10), (at, 2, 11)]);
+            assert!(order(queues).is_sorted(), "at read {at} the packets change places");
+        }
+    }
+
+    #[test]
+    fn a_burst_behind_a_busy_prompt_lane_keeps_its_order() {
+        for at in 2..4 {
+            let mut queues = Queues::default();
+            queues.lanes[0].extend(0..60);
+            queues.later.extend((60..70).map(|number| (at, 0, number)));
+            queues.later.push_back((at, 2, 70));
             assert!(order(queues).is_sorted(), "at read {at} the packets change places");
         }
     }

@@ -10,6 +10,7 @@ use std::io;
 use rustix::io::Errno;
 
 use crate::device::LANES;
+use crate::forward::reply::REPLIES_MAX;
 use crate::offload::VNET_HEADER_BYTES;
 use crate::packet::Span;
 use crate::sys::Slots;
@@ -32,9 +33,12 @@ pub(super) const BATCH_PACKETS: usize = 64;
 /// Lanes of one worker.
 pub(super) const LANES_MAX: usize = LANES.get() as usize;
 
-/// Packets that a turn reads from the TUN device at most: a batch from the bulk lanes and one from
+/// Packets that a turn reads from the TUN device at most: a batch from the bulk lanes and two from
 /// the prompt lane, and a quarter of one from each lane that was empty.
-pub(super) const READS_MAX: usize = 2 * BATCH_PACKETS + LANES_MAX * BATCH_PACKETS / 4;
+pub(super) const READS_MAX: usize = 3 * BATCH_PACKETS + LANES_MAX * BATCH_PACKETS / 4;
+
+// Each packet may have an ICMP error.
+const _: () = assert!(READS_MAX <= REPLIES_MAX);
 
 /// The longest packet that a TUN read can bring: IPv4's maximum, rounded up.
 pub(super) const PACKET_BYTES_MAX: usize = 64 << 10;
@@ -139,6 +143,11 @@ impl Reads {
     pub(super) fn clear(&mut self) {
         self.packets.clear();
         (self.unreadable, self.moved) = (0, Moved::NOTHING);
+    }
+
+    /// Packets that were taken from the device, those that could not be read among them.
+    pub(super) fn seen(&self) -> usize {
+        self.packets.len() + self.unreadable
     }
 
     /// A read failed. Only EBADFD says that the device is gone. EINVAL is one packet whose offload

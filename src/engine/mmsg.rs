@@ -16,7 +16,7 @@ use super::worker::{WorkerConfig, WorkerEnd};
 /// of small ones is a single span: of each lane the last begins before its share is full. The first
 /// has room for its offload header before it.
 pub(super) const READ_BYTES: usize =
-    VNET_HEADER_BYTES + 2 * BATCH_BYTES + 2 * LANES_MAX * PACKET_BYTES_MAX;
+    VNET_HEADER_BYTES + 3 * BATCH_BYTES + 2 * LANES_MAX * PACKET_BYTES_MAX;
 
 /// The engine's state: system calls keep none but a guess.
 pub(super) struct Mmsg<'a> {
@@ -85,11 +85,8 @@ impl Io for Mmsg<'_> {
 /// Reads a share of a lane behind what was read already; returns what it weighs.
 fn read_lane(lane: &Tun, reads: &mut Reads, share: Share) -> Result<usize, WorkerEnd> {
     reads.moved.drained = share == Share::NOTHING;
-    let (first, mut load) = (reads.packets.len(), 0);
-    while !reads.moved.drained
-        && load < share.load
-        && reads.packets.len() - first + reads.unreadable < share.packets
-    {
+    let (first, mut load) = (reads.seen(), 0);
+    while !reads.moved.drained && load < share.load && reads.seen() - first < share.packets {
         // A packet follows the one before it in the arena: its offload header comes to lie on that
         // one's last bytes, which are put back. Two short copies cost less than a second iovec in
         // each read, and than a span of its own for each packet of a GSO batch.

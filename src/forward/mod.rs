@@ -21,7 +21,7 @@
 pub mod decide;
 mod egress;
 mod ingress;
-mod reply;
+pub(crate) mod reply;
 mod shed;
 
 pub use decide::Local;

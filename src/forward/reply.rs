@@ -8,9 +8,9 @@ use crate::packet::limiter::GLOBAL_BURST;
 
 use super::Context;
 
-/// Errors held until the batch ends: one for each of its 64 reads. Of those that are limited a
-/// batch makes fewer, [`GLOBAL_BURST`].
-const REPLIES_MAX: usize = 64;
+/// Errors held until the turn ends: one for each packet that it may read. Of those that are limited
+/// it makes fewer, [`GLOBAL_BURST`].
+pub(crate) const REPLIES_MAX: usize = 256;
 
 const _: () = assert!(GLOBAL_BURST as usize <= REPLIES_MAX);
 

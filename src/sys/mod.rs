@@ -36,7 +36,7 @@ impl Slots {
     /// Whether the first `count` slots lie apart from each other and within `arena`.
     fn hold(self, arena: &[u8], count: usize) -> bool {
         let last_end = count.saturating_sub(1) * self.stride + self.slot_bytes;
-        self.slot_bytes <= self.stride && last_end <= arena.len()
+        count == 0 || self.slot_bytes <= self.stride && last_end <= arena.len()
     }
 }
 

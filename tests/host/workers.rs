@@ -40,6 +40,15 @@ fn overlay(workers: usize, further: &[&str]) -> Overlay {
     Overlay::start_with(CONFIG, [&arguments, &arguments])
 }
 
+/// Beyond sixteen workers have no lanes, and beyond 64 queues no marks.
+#[test]
+fn any_number_of_workers_begins() {
+    for count in ["--workers=17", "--workers=66"] {
+        let overlay = Overlay::start_with(CONFIG, [&[count, "--fast-path=off"], &[]]);
+        assert!(overlay.lab.ping(0, overlay.pod(1), 56), "{count}");
+    }
+}
+
 /// Later a flow changes its port once, and may overtake itself then.
 fn wait_for_source_ports(overlay: &Overlay) {
     wait_until(LEASE_TIMEOUT, "workers send from ports of their own", || {

@@ -22,9 +22,9 @@ use super::owner::Owner;
 /// flannel's name for the device; the kernel puts the first free number in.
 const DEVICE_TEMPLATE: &str = "flannel%d";
 
-/// Workers that have lanes: more of them part the pods by themselves, and queues and sockets of so
-/// many fit one message to the next weftd.
-const WORKERS_WITH_LANES_MAX: NonZeroU16 = NonZeroU16::new(48).expect("not zero");
+/// Workers that have lanes: more of them part the pods by themselves, and so many queues can be
+/// marked (`device::tun`).
+const WORKERS_WITH_LANES_MAX: NonZeroU16 = NonZeroU16::new(16).expect("not zero");
 
 /// Goes on with the descriptors that the last weftd has left open, if they are what this one would
 /// open.
