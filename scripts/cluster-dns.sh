@@ -153,6 +153,7 @@ case_dns() {
         return 0
     }
     local pod server
+    # shellcheck disable=SC2034 # scripts/cluster-cases.sh
     SEEN="servers on $(dns_pods spec.nodeName)"
     for pod in a b; do
         look_up "$pod" '' far && look_up "$pod" use-vc far.default.svc.cluster.local || return 1
