@@ -402,6 +402,14 @@ fn drops_of_the_kernel_are_shown() {
     };
     let before = dropped(&overlay);
     overlay.daemons[0].signal(Signal::STOP);
+    // A thread goes on until it meets the signal, and may take a packet.
+    wait_until(Duration::from_secs(5), "each of its threads has stopped", || {
+        let threads = format!("/proc/{}/task", overlay.daemons[0].pid().as_raw_nonzero());
+        let threads = std::fs::read_dir(threads).expect("it is there").flatten();
+        threads.map(|it| std::fs::read_to_string(it.path().join("stat"))).all(|stat| {
+            stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|it| it.starts_with(" T")))
+        })
+    });
     let far = overlay.pod(1).to_string();
     overlay.lab.pods[0].succeeds(&["ping", "-q", "-c20", "-i0.01", "-W0.1", &far]);
     overlay.daemons[0].signal(Signal::CONT);
