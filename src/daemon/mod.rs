@@ -17,7 +17,7 @@ mod node_guard;
 mod notify;
 mod peer_rows;
 mod port_guard;
-mod process;
+pub(crate) mod process;
 mod report;
 mod rules;
 mod run;

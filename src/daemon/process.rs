@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use procfs::process::Task;
 
+use crate::engine::WORKER_NAME;
 use crate::status::Process;
-
-/// The threads of the dataplane are named so, with their numbers behind it.
-const WORKER_NAME: &str = "weft-worker-";
 
 /// Reads `/proc`: the process; and of each worker, in the order of their numbers, how long it ran,
 /// and how long it could have run and no processor was free. `None` where there is none.
@@ -27,9 +25,20 @@ pub(super) fn read() -> Option<(Process, Vec<[Duration; 2]>)> {
     Some((process, workers.into_iter().map(|(_, time)| time).collect()))
 }
 
+/// Whether this container's first process, its weftd, has workers.
+pub(crate) fn first_has_workers() -> bool {
+    let tasks = procfs::process::Process::new(1).and_then(|first| first.tasks());
+    tasks.is_ok_and(|tasks| tasks.flatten().any(|task| number(&task).is_some()))
+}
+
+/// The number of a worker, if `task` is one.
+fn number(task: &Task) -> Option<usize> {
+    task.stat().ok()?.comm.strip_prefix(WORKER_NAME)?.parse().ok()
+}
+
 /// The number and the times of a worker, if `task` is one.
 fn worker(task: Task) -> Option<(usize, [Duration; 2])> {
-    let number = task.stat().ok()?.comm.strip_prefix(WORKER_NAME)?.parse().ok()?;
+    let number = number(&task)?;
     let times = task.schedstat().ok()?;
     Some((number, [times.sum_exec_runtime, times.run_delay].map(Duration::from_nanos)))
 }

@@ -45,6 +45,9 @@ pub use priority::Priority;
 pub use wake::Stop;
 pub use worker::{Engine, EngineWanted, WorkerConfig, WorkerEnd};
 
+/// The threads of the dataplane are named so, with their numbers behind it.
+pub const WORKER_NAME: &str = "weft-worker-";
+
 /// A worker that has not begun a turn for so long hangs, or gets no processor: three times the
 /// longest sleep.
 const STALLED_AFTER: Duration = Duration::from_secs(3 * cycle::SLEEP_MAX_SECONDS);
@@ -101,7 +104,7 @@ impl Worker {
         let stop = Stop::new()?;
         let seen = stop.clone();
         let (report, reported) = mpsc::sync_channel(1);
-        let name = format!("weft-worker-{}", config.index);
+        let name = format!("{WORKER_NAME}{}", config.index);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             // Of a worker that never began nothing is told.
             if let Some(end) = end_of(|| run(config, &seen, &report)) {

@@ -33,6 +33,7 @@ use clap::{CommandFactory, Parser};
 use serde::Serialize;
 
 use crate::control::clock::unix_seconds;
+use crate::daemon::process;
 use crate::status::{Config, Peer, Peers, State, Status};
 
 use self::arguments::{Answered, Command, Daemon, Output, PingArguments, Question};
@@ -145,7 +146,7 @@ fn ready_within(wait: Duration, daemon: &Daemon) -> anyhow::Result<(String, u8)>
 /// What `/readyz` says, of the weftd of this container only.
 fn ready(daemon: &Daemon) -> anyhow::Result<(String, u8)> {
     if pid_behind(&daemon.socket)?.is_none() {
-        if has_workers() {
+        if process::first_has_workers() {
             let text = "ready: this container's workers carry the packets until those of the weftd \
                         that takes over do\n";
             return Ok((text.to_owned(), 0));
@@ -159,13 +160,6 @@ fn ready(daemon: &Daemon) -> anyhow::Result<(String, u8)> {
         true => ("ready\n".to_owned(), 0),
         false => (format!("not ready: {}\n", status.verdict.texts().join("; ")), EXIT_DEGRADED),
     })
-}
-
-/// Whether the weftd of this container, its first process, has workers.
-fn has_workers() -> bool {
-    let Ok(threads) = std::fs::read_dir("/proc/1/task") else { return false };
-    let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
-    threads.flatten().filter_map(|it| name(it).ok()).any(|it| it.starts_with("weft-worker-"))
 }
 
 /// Status again and again; a daemon that does not answer may come back.

@@ -95,9 +95,11 @@ impl<'a> Asked<'a> {
 impl Answers {
     /// Whether this host has a way to pods of its own.
     pub(super) fn has_pods(&self, asked: &Asked<'_>) -> bool {
-        let is_own =
-            |path: &PathToHost| path.gateway.is_none() && Some(self.name(path)) != asked.device;
-        self.near.as_ref().is_ok_and(is_own)
+        self.near.as_ref().is_ok_and(|path| self.leads_to_pods(path, asked))
+    }
+
+    fn leads_to_pods(&self, path: &PathToHost, asked: &Asked<'_>) -> bool {
+        path.gateway.is_none() && Some(self.name(path)) != asked.device
     }
 
     /// Whether the kernel does what the packet needs, or else where it parts from that, nearest
@@ -112,7 +114,7 @@ impl Answers {
             )
         })?;
         let pods_interface = self.name(path);
-        if path.gateway.is_some() || Some(pods_interface) == device {
+        if !self.leads_to_pods(path, asked) {
             return Err(format!(
                 "this host has no route of its own to {near}, the kernel sends that by {}: \
                  the pods' bridge is missing, down or without its address, or no pod runs here",
