@@ -109,8 +109,8 @@ impl Looks {
     fn sum(&self, shown: u64, seconds: u64) -> String {
         match self.dropped {
             0 => format!(
-                "weftd dropped no packet in {seconds} s. What devices drop is in `weft status`, \
-                 what rules and routes do `weft check` knows\n"
+                "weftd dropped no packet in {seconds} s. What devices drop is in `weft status`; \
+                 `weft check` looks for rules and routes that drop\n"
             ),
             dropped => {
                 format!("weftd dropped {dropped} packets in {seconds} s; shown: {shown} samples\n")

@@ -208,7 +208,8 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
     };
     // One behind a route of weftd's to the same destination is not used.
     let is_behind = |route: &Route| {
-        let same = host.routes.iter().filter(|other| other.destination == route.destination);
+        let key = |route: &Route| (route.destination, route.type_of_service);
+        let same = host.routes.iter().filter(|other| key(other) == key(route));
         same.min_by_key(|route| route.metric).is_some_and(is_ours)
     };
     let is_stranger =
