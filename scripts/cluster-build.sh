@@ -146,9 +146,13 @@ compile_of() {
             flags+=" -X k8s.io/$package.$pair"
         done
     done
-    (cd "$tree" && CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false" GOPROXY=off GOTOOLCHAIN=local \
-        GOCACHE=$dir/cache \
-        "$dir/go/go/bin/go" build -ldflags "$flags" -o "$dir/out/$program" "./cmd/$program")
+    go_build "$dir" "$tree" "$program" "$flags" "./cmd/$program"
+}
+
+# go_build DIR TREE PROGRAM FLAGS PACKAGE: DIR/out/PROGRAM, of the tree's vendored modules.
+go_build() {
+    (cd "$2" && CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false" GOPROXY=off GOTOOLCHAIN=local \
+        GOCACHE=$1/cache "$1/go/go/bin/go" build -ldflags "$4" -o "$1/out/$3" "$5")
 }
 
 # tree_version TREE: what Kubernetes' own build takes, or the tag, or what the tree says of itself.

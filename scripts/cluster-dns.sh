@@ -18,28 +18,19 @@ make_dns() {
         die "$tree is no source tree of CoreDNS with its vendor directory"
     make_go "$dir" "$tree"
     say "cluster: compiling coredns"
-    logged "$dir" compile-coredns compile_dns "$dir" "$tree"
-    mv "$dir/coredns.part" "$dir/bin/coredns"
-}
-
-# compile_dns DIR TREE
-compile_dns() {
-    (cd "$2" && CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false -mod=vendor" GOPROXY=off \
-        GOTOOLCHAIN=local GOCACHE=$1/cache "$1/go/go/bin/go" build -ldflags "-s -w" \
-        -o "$1/coredns.part" .)
+    mkdir -p "$dir/out"
+    logged "$dir" compile-coredns go_build "$dir" "$tree" coredns "-s -w" .
+    mv "$dir/out/coredns" "$dir/bin/coredns"
+    rm -rf --one-file-system "$dir/out" "$dir/cache"
 }
 
 # dns_image DIR OUT: the program alone.
 dns_image() {
-    local dir=$1 out=$2 stage
+    local dir=$1 out=$2
     [[ -x $dir/bin/coredns ]] || return 0
-    stage=$(mktemp -d "$out/dns.XXXXXX")
-    chmod 755 "$stage"
-    install -D -m 755 "$dir/bin/coredns" "$stage/coredns"
-    layer "$stage" "$out/dns.layer"
-    image "$out/dns.tar" dns:1 '{ "Entrypoint": ["/coredns", "-conf", "/etc/coredns/Corefile"] }' \
-        "$out/dns.layer"
-    rm -r "$stage" "$out/dns.layer"
+    program_image "$out/dns.tar" dns:1 \
+        '{ "Entrypoint": ["/usr/local/bin/coredns", "-conf", "/etc/coredns/Corefile"] }' \
+        "$dir/bin/coredns"
 }
 
 # dns_up: a server on each node, and the Service that every pod's resolv.conf names; kubeadm has

@@ -104,12 +104,18 @@ pod_image() {
     rm -r "$stage" "$out/pod.layer"
 }
 
-pause_image() {
-    local dir=$1 out=$2 stage
-    stage=$(mktemp -d "$out/pause.XXXXXX")
-    install -D -m 755 "$dir/node/bin/busybox" "$stage/bin/busybox"
-    layer "$stage" "$out/pause.layer"
-    image "$out/pause.tar" pause:1 '{ "Cmd": ["/bin/busybox", "sleep", "2147483647"] }' \
-        "$out/pause.layer"
-    rm -r "$stage" "$out/pause.layer"
+# program_image FILE TAG CONFIG PROGRAM [LAYER]: PROGRAM in /usr/local/bin, on LAYER.
+program_image() {
+    local file=$1 tag=$2 config=$3 program=$4 stage
+    shift 4
+    stage=$(mktemp -d "$file.XXXXXX")
+    chmod 755 "$stage"
+    install -D -m 755 -t "$stage/usr/local/bin" "$program"
+    layer "$stage" "$file.layer"
+    image "$file" "$tag" "$config" "$@" "$file.layer"
+    rm -r "$stage" "$file.layer"
 }
+
+readonly PAUSE='{ "Entrypoint": ["/usr/local/bin/busybox", "sleep", "2147483647"] }'
+
+pause_image() { program_image "$2/pause.tar" pause:1 "$PAUSE" "$1/node/bin/busybox"; }

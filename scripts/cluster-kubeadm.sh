@@ -4,49 +4,39 @@
 # machine control's, because Debian's knows other flags than kubeadm gives. Source it after
 # cluster-weft.sh.
 
+# How a container starts whose manifest names the program.
+readonly PROGRAMS_PATH='{ "Env": ["PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"] }'
 readonly KUBEADM_CONTROL=leader KUBEADM_ADDRESS=172.30.0.3 KUBEADM_TOKEN=abcdef.0123456789abcdef
 
 # kubeadm_images DIR OUT: what kubeadm would pull, under the names that it asks for.
 kubeadm_images() {
-    local dir=$1 out=$2 name program stage words
+    local dir=$1 out=$2 name program
     [[ -x $dir/bin/kubeadm && -x $dir/bin/coredns ]] ||
         die "$dir lacks kubeadm or CoreDNS: scripts/cluster --build DIR --source TREE --dns TREE"
     while read -r name; do
         program=${name##*/} program=${program%:*}
-        stage=$(mktemp -d "$out/kubeadm.XXXXXX")
-        chmod 755 "$stage"
         case $program in
             etcd) ;;
             pause)
-                words='["/usr/local/bin/busybox", "sleep", "2147483647"]'
-                kubeadm_image "$dir/node/bin/busybox" "$name" "$words" "$stage" "$out"
+                program_image "$out/kubeadm-$program.tar" "$name" "$PAUSE" "$dir/node/bin/busybox"
                 ;;
             coredns)
-                words='["/usr/local/bin/coredns"]'
-                kubeadm_image "$dir/bin/coredns" "$name" "$words" "$stage" "$out"
+                program_image "$out/kubeadm-$program.tar" "$name" \
+                    '{ "Entrypoint": ["/usr/local/bin/coredns"] }' "$dir/bin/$program"
                 ;;
             kube-proxy)
-                kubeadm_image "$dir/bin/$program" "$name" null "$stage" "$out" \
-                    "$(base_layer "$dir" node)"
+                program_image "$out/kubeadm-$program.tar" "$name" "$PROGRAMS_PATH" \
+                    "$dir/bin/$program" "$(base_layer "$dir" node)"
                 ;;
-            *) kubeadm_image "$dir/bin/$program" "$name" null "$stage" "$out" ;;
+            *)
+                program_image "$out/kubeadm-$program.tar" "$name" "$PROGRAMS_PATH" \
+                    "$dir/bin/$program"
+                ;;
         esac
-        rm -r "$stage"
     done < <("$dir/bin/kubeadm" config images list --kubernetes-version "$(kubeadm_version "$dir")")
 }
 
 kubeadm_version() { "$1/bin/kubeadm" version -o short; }
-
-# kubeadm_image PROGRAM NAME ENTRYPOINT STAGE OUT [LAYER]: PROGRAM on LAYER.
-kubeadm_image() {
-    local program=$1 name=$2 entry=$3 stage=$4 out=$5
-    shift 5
-    install -m 755 -D -t "$stage/usr/local/bin" "$program"
-    layer "$stage" "$out/kubeadm.layer"
-    image "$out/kubeadm-${program##*/}.tar" "$name" "{ \"Entrypoint\": $entry, \"Env\":
-        [\"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\"] }" "$@" "$out/kubeadm.layer"
-    rm "$out/kubeadm.layer"
-}
 
 # kubeadm_up DIR: init on one machine, join on the nodes.
 kubeadm_up() {
@@ -84,7 +74,7 @@ END
 # kubeadm_machine NAME ADDRESS DIR: a machine as its owner has prepared it: a runtime, the images,
 # and a kubelet that waits for kubeadm.
 kubeadm_machine() {
-    local name=$1 address=$2 dir=$3 etc file
+    local name=$1 address=$2 dir=$3 etc
     etc=$(machine_place "$name")/etc
     mkdir -p "$etc"
     printf '%s\n' "$CONTROL_ADDRESS" >"$etc/gateway"
@@ -101,11 +91,7 @@ END
     node_wired "$name"
     # kubeadm's CoreDNS does not start without somebody to ask for other names.
     in_machine "$name" bash -c "echo nameserver $OUTSIDE_ADDRESS >/etc/resolv.conf"
-    wait_until 30 "the runtime of $name" in_machine "$name" ctr version
-    for file in "$RUN"/images/*.tar; do
-        in_machine "$name" ctr -n k8s.io images import "/images/${file##*/}" >/dev/null
-    done
-    touch "$etc/has-images"
+    load_images "$name"
 }
 
 kubeadm_config() {

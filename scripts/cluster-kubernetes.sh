@@ -123,11 +123,17 @@ node_up() {
     node_services "$etc" "$name" "$address"
     machine_up "$name" "$address/24" "$dir" containerd kubelet kube-proxy
     node_wired "$name"
+    load_images "$name"
+}
+
+# load_images NAME: into the node's runtime; its kubelet waits for them.
+load_images() {
+    local name=$1 image
     wait_until 30 "the runtime of $name" in_machine "$name" ctr version
     for image in "$RUN"/images/*.tar; do
         in_machine "$name" ctr -n k8s.io images import "/images/${image##*/}" >/dev/null
     done
-    touch "$etc/has-images"
+    touch "$(machine_place "$name")/etc/has-images"
 }
 
 node_services() {
