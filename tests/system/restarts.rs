@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -11,7 +11,7 @@ use crate::support::flows::Flows;
 use crate::support::lab::{Lab, Namespace, PLAIN_CARD, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::status::Status;
-use crate::support::traffic::{Numbered, port, tcp_transfer, udp_socket};
+use crate::support::traffic::{Numbered, port, tcp_transfer, udp_sizes, udp_socket};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const KEPT: [&str; 2] = ["--fast-path=on", "--keep-tunnel"];
@@ -144,6 +144,25 @@ fn a_kept_tunnel_loses_nothing_while_weftd_is_away() {
         }
     });
     println!("{report}");
+}
+
+/// Beyond what finding out a path takes.
+const AWAY: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_kept_tunnel_may_be_used_first_while_weftd_is_away() {
+    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &KEPT]);
+    overlay.wait_until_carried();
+    overlay.daemons[0].stop(Signal::KILL, PATIENCE);
+    let [near, far] = &overlay.lab.pods;
+    let until = Instant::now() + AWAY;
+    while Instant::now() < until {
+        // Long enough for its path to be measured, by echoes that weftd would take.
+        udp_sizes(far, near, overlay.pod(0), [1000]);
+        thread::sleep(Duration::from_millis(50));
+    }
+    overlay.restart(0, &KEPT);
+    overlay.wait_until_carried();
 }
 
 #[test]

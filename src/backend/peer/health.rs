@@ -185,6 +185,12 @@ impl Health {
         self.machine.is_in_use(host, now)
     }
 
+    /// Whether its host said of late that nobody is at the tunnel's port. What its kernel carries
+    /// of the tunnel may go on without.
+    pub(in crate::backend) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
+        self.machine.has_no_daemon(host, now)
+    }
+
     /// The peers in use that left an echo unanswered.
     pub(in crate::backend) fn in_question(&self, now: Instant) -> BTreeSet<Ipv4Addr> {
         self.machine.in_question(now).map(|(host, _)| host).collect()

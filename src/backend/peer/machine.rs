@@ -89,6 +89,11 @@ impl Machine {
         self.peers.get(&host).is_some_and(|entry| entry.peer.is_in_use(self.in_use, now))
     }
 
+    /// Whether its host said of late that nobody is at the tunnel's port.
+    pub(super) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
+        self.peers.get(&host).is_some_and(|entry| entry.peer.has_no_daemon(host, now))
+    }
+
     /// Whether this is an address whose echo is asked for.
     pub(super) fn is_target(&self, address: Ipv4Addr) -> bool {
         self.addresses.contains_key(&address)

@@ -61,6 +61,9 @@ const LATE: Duration = Duration::from_secs(2);
 /// How long evidence stands: what it takes to ask for it again, and half of it.
 const EVIDENCE: Duration = Duration::from_secs(12);
 
+/// The code of ICMP's type 3 by which a host says that nobody is at a port.
+const PORT_UNREACHABLE: u8 = 3;
+
 /// How long packets of our own may be on their way to where the kernel notes them as use, and how
 /// coarse its clock is.
 const OWN_USE: Duration = Duration::from_millis(50);
@@ -250,6 +253,13 @@ impl Peer {
         let missed_max = if was_lossy { MISSED_MAX_LOSSY } else { MISSED_MAX };
         // Of several leases all but one may be stale.
         self.missed(now) >= missed_max.max(self.leases.len() as u32)
+    }
+
+    /// Whether its host said of late that nobody is at the port.
+    pub(super) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
+        self.refused.is_some_and(|(at, by, code)| {
+            (by, code) == (host, PORT_UNREACHABLE) && now.duration_since(at) < EVIDENCE
+        })
     }
 
     /// Until when no echo is to be sent, whatever comes; `None` unless all were answered.

@@ -192,11 +192,17 @@ impl Paths {
         self.watched.iter().filter(|path| path.is_mute).map(|path| path.endpoint)
     }
 
-    /// Those of them of whose paths nothing is known. One that answered not long ago is being
-    /// restarted rather than behind a narrower path.
-    pub(super) fn unknown(&self, now: Instant) -> impl Iterator<Item = SocketAddrV4> {
+    /// Those of them of whose paths nothing is known. One that answered not long ago, or that
+    /// `is_away`, is being restarted rather than behind a narrower path.
+    pub(super) fn unknown(
+        &self,
+        is_away: impl Fn(SocketAddrV4) -> bool,
+        now: Instant,
+    ) -> impl Iterator<Item = SocketAddrV4> {
         let unknown = move |path: &&Path| {
-            path.is_mute && path.answered.is_none_or(|at| now.duration_since(at) > AWAY)
+            path.is_mute
+                && path.answered.is_none_or(|at| now.duration_since(at) > AWAY)
+                && !is_away(path.endpoint)
         };
         self.watched.iter().filter(unknown).map(|path| path.endpoint)
     }

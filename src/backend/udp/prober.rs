@@ -113,7 +113,9 @@ impl Prober {
             }
             self.round(seats, &routes.load(), interfaces);
             if is_measuring {
-                let unknown = self.paths.unknown(Instant::now()).collect();
+                let now = Instant::now();
+                let is_away = |peer: SocketAddrV4| self.health.has_no_daemon(*peer.ip(), now);
+                let unknown = self.paths.unknown(is_away, now).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
             }
             let suspects = self.health.in_question(Instant::now());
