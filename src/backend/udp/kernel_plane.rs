@@ -186,6 +186,7 @@ impl KernelPlane {
                 Ok(()) => hops_due,
                 Err(obstacle) => {
                     self.stop(&obstacle);
+                    self.displace().await;
                     Instant::now() + LOOK_IDLE
                 }
             };
@@ -245,8 +246,7 @@ impl KernelPlane {
         let Some(fast_path) = &self.fast_path else { return Ok(()) };
         let Inputs { owner, is_kept, .. } = self.inputs;
         let attacher = Attacher { fast_path, owner, is_kept };
-        // Before anything may forbid it: an earlier weftd may have left programs that take packets.
-        self.placement.settle(attacher, &ground).await?;
+        self.placement.check(&ground).await?;
         if has_policies().await? {
             return Err(Obstacle::Policies);
         }
@@ -259,19 +259,15 @@ impl KernelPlane {
         }
         hops::find(&mut self.hops, &table, ground.underlay).await?;
         let neighbours = neighbours::hardware_addresses(ground.underlay_device).await?;
-        self.placement.settle_pair(attacher, &ground.tun_name).await?;
-        // Again, since all this took its time.
-        if has_policies().await? {
-            return Err(Obstacle::Policies);
-        }
         let lengths: BTreeSet<_> =
             table.peers().iter().map(|peer| peer.subnet.length_bits()).collect();
         if lengths.len() > LENGTHS_MAX {
             return Err(Obstacle::Lengths);
         }
-        let settings = Settings {
-            until_ns: until_ns(LIFE),
-            streams_until_ns: until_ns(STREAMS_LIFE),
+        let maps = &fast_path.maps;
+        let mut settings = Settings {
+            until_ns: 0,
+            streams_until_ns: 0,
             subnet: self.inputs.subnet,
             tun_address: self.inputs.subnet.network(),
             underlay_address: *ground.underlay.ip(),
@@ -281,15 +277,39 @@ impl KernelPlane {
             underlay_device: ground.underlay_device,
             hardware_address: mac.0,
             tun_device: ground.tun_device,
-            gro_device: self.placement.gro_device(),
+            gro_device: 0,
         };
+        if self.published.is_none() {
+            // The program behind the pair goes by them as soon as it is there.
+            maps.publish(&settings)?;
+        }
+        self.placement.settle_pair(attacher, &ground.tun_name).await?;
+        settings.gro_device = self.placement.gro_device();
+        // Again, since all this took its time.
+        if has_policies().await? {
+            return Err(Obstacle::Policies);
+        }
+        (settings.until_ns, settings.streams_until_ns) = (until_ns(LIFE), until_ns(STREAMS_LIFE));
         let may_send_to = |peer: &Peer| !unmeasured.contains(&peer.address);
-        let maps = &fast_path.maps;
         self.entries.publish(maps, &table, &settings, &self.hops, &neighbours, may_send_to)?;
         maps.publish(&settings)?;
         self.published = Some(settings);
+        // After all that they go by is there: those that an earlier weftd has left carry packets
+        // until these do.
+        self.placement.attach(attacher, &ground).await?;
         self.report_on(table.peers().len());
         Ok(())
+    }
+
+    /// Has programs that take nothing in the place of those that an earlier weftd may have left.
+    async fn displace(&mut self) {
+        let ground = self.inputs.ground.borrow().clone();
+        if let (Some(fast_path), Some(ground)) = (&self.fast_path, ground) {
+            let Inputs { owner, is_kept, .. } = self.inputs;
+            let attacher = Attacher { fast_path, owner, is_kept };
+            // What fails is tried again with the next look.
+            self.placement.attach(attacher, &ground).await.ok();
+        }
     }
 
     fn report_on(&mut self, peers: usize) {

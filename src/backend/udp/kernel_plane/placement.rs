@@ -11,7 +11,7 @@ use crate::failure::{LogOnce, with_causes};
 use crate::fast_path::Program;
 use crate::host::netlink::{self, NetlinkError};
 
-use super::attachment::{Attacher, Attachment, Ground, clear_inward, place};
+use super::attachment::{AttachError, Attacher, Attachment, Ground, clear_inward, place};
 use super::merging::{Delivery, Pair, clear_pair, find, pair_names};
 use super::obstacle::Obstacle;
 
@@ -31,13 +31,9 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Has the programs see packets of these devices; they take none before they are told to. Where
-    /// another program removes them, they are not put back at once.
-    pub(super) async fn settle(
-        &mut self,
-        attacher: Attacher<'_>,
-        ground: &Ground,
-    ) -> Result<(), Obstacle> {
+    /// Whether the programs may be on these devices: where another program removes them, they are
+    /// not put back at once.
+    pub(super) async fn check(&mut self, ground: &Ground) -> Result<(), Obstacle> {
         if let Some((evicted, until)) = &self.evicted
             && evicted == ground
             && Instant::now() < *until
@@ -55,6 +51,23 @@ impl Placement {
                 return Err(Obstacle::Evicted(ground.interface.clone()));
             }
             self.attached = Some(attached);
+        }
+        Ok(())
+    }
+
+    /// Has the programs see packets of these devices, by what was published. They take none before
+    /// that.
+    pub(super) async fn attach(
+        &mut self,
+        attacher: Attacher<'_>,
+        ground: &Ground,
+    ) -> Result<(), AttachError> {
+        let devices = [ground.tun_device, ground.underlay_device];
+        let is_evicted = self
+            .evicted
+            .as_ref()
+            .is_some_and(|(evicted, until)| evicted == ground && Instant::now() < *until);
+        if is_evicted || self.attached.as_ref().is_some_and(|(attached, _)| *attached == devices) {
             return Ok(());
         }
         self.attached = None;
@@ -64,8 +77,6 @@ impl Placement {
         // Behind the pair as well the next one replaces the last.
         let but = [&ground.interface, &first, &second].map(String::as_str);
         clear_inward(attacher.owner, &but).await?;
-        // With a pair that an earlier weftd has left, the interface delivered single packets then.
-        self.delivery.is_single |= find(&ground.tun_name).await?.is_some();
         self.attached = Some((devices, [out, inward]));
         Ok(())
     }
@@ -80,6 +91,10 @@ impl Placement {
             && !pair.is_whole().await?
         {
             self.pair = None;
+        }
+        if self.attached.is_none() {
+            // With a pair that an earlier weftd has left, the interface delivered single packets.
+            self.delivery.is_single |= find(tun).await?.is_some();
         }
         if self.delivery.is_single && self.pair.is_none() {
             match Pair::make(attacher, tun).await {
