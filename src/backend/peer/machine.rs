@@ -27,6 +27,9 @@ const TICK_QUESTIONS_MAX: usize = 80;
 #[derive(Debug)]
 pub(super) struct Machine {
     peers: BTreeMap<Ipv4Addr, Entry>,
+    /// Those in use that were not quiet at the last tick: between two ticks nobody else is looked
+    /// at, and of thousands of peers these are few.
+    loud: Vec<Ipv4Addr>,
     /// Whose target this is, or whose echoes expire on the way to it, and the lease's interface.
     addresses: HashMap<Ipv4Addr, (Ipv4Addr, u32)>,
     /// By which what comes from the peers' hosts comes.
@@ -56,6 +59,7 @@ impl Machine {
     pub(super) fn new(is_use_rare: bool, seed: u64) -> Self {
         Self {
             peers: BTreeMap::new(),
+            loud: Vec::new(),
             addresses: HashMap::new(),
             external: 0,
             in_use: if is_use_rare { IN_QUESTION } else { IN_USE },
@@ -120,13 +124,18 @@ impl Machine {
     pub(super) fn tick(&mut self, now: Instant) -> Vec<Ask> {
         let in_use = self.in_use;
         let (mut due, mut used) = (Vec::new(), 0);
+        self.loud.clear();
         for (host, entry) in &mut self.peers {
             if entry.is_quiet(now) {
                 used += 1;
                 continue;
             }
-            used += u32::from(entry.peer.is_in_use(in_use, now));
             entry.quiet_until = entry.peer.quiet_until();
+            if !entry.peer.is_in_use(in_use, now) {
+                continue;
+            }
+            used += 1;
+            self.loud.push(*host);
             if let Some(urgency) = entry.peer.urgency(in_use, now) {
                 due.push((urgency, *host, entry));
             }
@@ -166,10 +175,11 @@ impl Machine {
         }
     }
 
-    /// The peers of which not all echoes were answered when they were last looked at.
+    /// The peers in use of which not all echoes were answered when they were last looked at.
     fn loud(&self, now: Instant) -> impl Iterator<Item = (&Ipv4Addr, &Peer)> {
-        let loud = self.peers.iter().filter(move |(_, entry)| !entry.is_quiet(now));
-        loud.map(|(host, entry)| (host, &*entry.peer))
+        let loud = self.loud.iter().filter_map(|host| self.peers.get_key_value(host));
+        loud.filter(move |(_, entry)| !entry.is_quiet(now))
+            .map(|(host, entry)| (host, &*entry.peer))
     }
 
     /// Whether an answer is waited for, or one was missed of late.
