@@ -626,3 +626,22 @@ fn what_does_not_suit_the_next_weftd_is_made_again() {
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), now, "{}", manager.output());
     end(&overlay, manager);
 }
+
+#[test]
+fn a_device_made_again_has_none_of_the_queues_before() {
+    let mut overlay = Overlay::start();
+    let manager = manage(&mut overlay, &[]);
+    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    // It still has the queues when the next ones are opened.
+    let pid = manager.pid();
+    kill_process(pid, Signal::STOP).expect("it runs");
+    for change in [["del", "172.20.0.1/24"], ["add", "172.20.0.11/24"]] {
+        overlay.lab.hosts[0].exec(&[&["ip", "address"], &change[..], &["dev", "wire0"]].concat());
+    }
+    overlay.traffic_resumes(PATIENCE, "half of the flows go into queues that nobody reads");
+    let now = device_index(&overlay.lab.hosts[0], "flannel0");
+    assert!(now.is_some() && now != made, "{}", manager.output());
+    kill_process(pid, Signal::CONT).expect("it runs");
+    end(&overlay, manager);
+}

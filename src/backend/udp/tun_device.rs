@@ -67,13 +67,20 @@ pub(super) async fn inherit(
     // The service manager may need a moment to close them, and a device that is still there keeps
     // its name and its route.
     for name in devices {
-        if let Some(link) = netlink::link_named(&name).await?
-            && owner_of(&link).is_some()
-        {
-            netlink::remove_link(&link.id).await?;
-        }
+        remove_held(&name).await?;
     }
     Ok(None)
+}
+
+/// Removes the device if it is weftd's and somebody else, such as the service manager, still has
+/// queues of it: those would be among the next ones.
+pub(super) async fn remove_held(name: &str) -> netlink::Result {
+    match netlink::link_named(name).await? {
+        Some(link) if link.has_carrier && owner_of(&link).is_some() => {
+            netlink::remove_link(&link.id).await
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Opens the device that an earlier weftd has kept, or a new one. A kept one that has queues of

@@ -407,6 +407,7 @@ impl Tunnel {
         while let Ok(end) = self.ends.try_recv() {
             self.give_up_broken_ring(Some(&end));
         }
+        tun_device::remove_held(name).await?;
         let queues = open_queues(name, self.offload, self.worker_count)?;
         let subnet = Some(self.orders.subnet);
         tun_device::settle(&queues[0], self.orders.owner, self.is_kept).await?;
