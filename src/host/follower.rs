@@ -60,6 +60,8 @@ pub struct HostFollower {
     events: Events,
     /// Since when no link has had the external interface's address.
     away_since: Option<Instant>,
+    /// Links that had its address too while it had it, such as `kube-ipvs0`: they lead nowhere.
+    doubles: Vec<u32>,
     /// The interface's other addresses while it had its own, with when they were first seen.
     beside: BTreeMap<Ipv4Addr, Instant>,
     /// What was left for one of these, to return to it.
@@ -90,6 +92,7 @@ impl HostFollower {
             following,
             events,
             away_since: None,
+            doubles: Vec::new(),
             beside: BTreeMap::new(),
             left: None,
             lost: None,
@@ -154,15 +157,17 @@ impl HostFollower {
         let listing = self.read().await?;
         let external = &mut self.following.external;
         if let Some(left) = self.left.take_if(|left| {
-            carrier(left.address, &left.name, &listing)
+            carrier(left.address, &left.name, &[], &listing)
                 .is_some_and(|link| link.id.index == external.index)
         }) {
             let (name, from, to) = (&left.name, external.address, left.address);
             info!("the address of {name} goes back from {from} to {to}, which is there again");
             *external = left;
         }
-        let carrier = carrier(external.address, &external.name, &listing);
+        let carrier = carrier(external.address, &external.name, &self.doubles, &listing);
         if let Some(link) = carrier {
+            let doubles = owners(external.address, &listing).filter(|other| other.id != link.id);
+            self.doubles = doubles.map(|double| double.id.index).collect();
             external.name.clone_from(&link.id.name);
             (external.index, external.mtu_bytes) = (link.id.index, link.mtu_bytes);
             (self.away_since, self.lost) = (None, None);
@@ -269,10 +274,21 @@ fn subscribe(following: &Following) -> netlink::Result<Events> {
 /// The link that has `address`; `None` while no link has it. By the address and not by the name or
 /// the index, since a link may be renamed, or deleted and made again. Of several, the one that is
 /// known, by its name; else one that leads to other hosts: hosts that announce their address to
-/// routers have it on `lo` too, which leads nowhere.
-fn carrier<'a>(address: Ipv4Addr, known: &str, host: &'a Listing) -> Option<&'a Link> {
-    let owners = || host.links.iter().filter(|link| link.mtu_bytes > 0 && host.has(link, address));
-    owners().find(|link| link.id.name == known).or_else(|| owners().find(|link| !link.is_loopback))
+/// routers have it on `lo` too, which leads nowhere, nor do its `doubles`.
+fn carrier<'a>(
+    address: Ipv4Addr,
+    known: &str,
+    doubles: &[u32],
+    host: &'a Listing,
+) -> Option<&'a Link> {
+    let leads = |link: &&Link| !link.is_loopback && !doubles.contains(&link.id.index);
+    let known = owners(address, host).find(|link| link.id.name == known);
+    known.or_else(|| owners(address, host).find(leads))
+}
+
+/// The links that have `address`, and could carry packets.
+fn owners(address: Ipv4Addr, host: &Listing) -> impl Iterator<Item = &Link> {
+    host.links.iter().filter(move |link| link.mtu_bytes > 0 && host.has(link, address))
 }
 
 /// The address to take in place of a lost one; none if it has come back, or why it is waited for.
@@ -323,16 +339,17 @@ mod tests {
     #[test]
     fn known_interface_stays_while_it_has_the_address() {
         let links = [link(1, "lo"), link(2, "eth0"), link(3, "eth1")];
-        let found = |known, owners: &[u32]| {
+        let found = |known, owners: &[u32], doubles: &[u32]| {
             let addresses = owners.iter().copied().map(on).collect();
             let host = Listing { links: links.to_vec(), addresses, routes: Vec::new() };
-            carrier(ADDRESS, known, &host).map(|link| link.id.name.clone())
+            carrier(ADDRESS, known, doubles, &host).map(|link| link.id.name.clone())
         };
-        assert_eq!(found("eth1", &[1, 2, 3]).as_deref(), Some("eth1"));
-        assert_eq!(found("eth1", &[1, 2]).as_deref(), Some("eth0"), "renamed, or moved");
-        assert_eq!(found("eth1", &[1]), None, "the loopback leads to nobody");
-        assert_eq!(found("lo", &[1, 2]).as_deref(), Some("lo"), "it was asked for");
-        assert_eq!(found("eth1", &[]), None);
+        assert_eq!(found("eth1", &[1, 2, 3], &[2]).as_deref(), Some("eth1"));
+        assert_eq!(found("eth1", &[1, 2], &[]).as_deref(), Some("eth0"), "renamed, or moved");
+        assert_eq!(found("eth1", &[1, 2], &[2]), None, "it had the address all along");
+        assert_eq!(found("eth1", &[1], &[]), None, "the loopback leads to nobody");
+        assert_eq!(found("lo", &[1, 2], &[]).as_deref(), Some("lo"), "it was asked for");
+        assert_eq!(found("eth1", &[], &[]), None);
     }
 
     #[test]
