@@ -52,17 +52,17 @@ impl Machine {
             Err(error) => return self.on_failure(&error),
         };
         self.heard_unix = self.now.unix_seconds;
-        let accident = self.hold_vanishing(&changes);
+        let accidents = self.hold_vanishing(&changes);
         for change in changes {
-            self.on_change(change, accident);
+            self.on_change(change, &accidents);
             if self.own_entry == OwnEntry::Lost {
                 break;
             }
         }
     }
 
-    /// `accident` is the revision in which most peers vanish, if there is one.
-    fn on_change(&mut self, change: Change, accident: Option<i64>) {
+    /// `accidents` are the revisions in which most peers vanish.
+    fn on_change(&mut self, change: Change, accidents: &[i64]) {
         match change {
             Change::Live { revision } => self.on_live(revision),
             Change::Progress { revision } => self.see(revision),
@@ -76,7 +76,7 @@ impl Machine {
                         || before.is_none_or(|before| !leads_the_same_way(before, &lease));
                     self.insert(lease);
                     if is_new || key == self.own.lease.key {
-                        self.on_changed(&key, revision, accident);
+                        self.on_changed(&key, revision, accidents);
                     }
                 }
             }
@@ -93,7 +93,7 @@ impl Machine {
                     let was_unreadable = self.unreadable.remove(&key).is_some();
                     let was_there = self.mirror.remove(&key).is_some() || was_unreadable;
                     if was_there || key == self.own.lease.key {
-                        self.on_changed(&key, revision, accident);
+                        self.on_changed(&key, revision, accidents);
                     }
                 }
             }
@@ -127,7 +127,7 @@ impl Machine {
         revision > self.listed_until && !superseded
     }
 
-    fn on_changed(&mut self, key: &str, revision: i64, accident: Option<i64>) {
+    fn on_changed(&mut self, key: &str, revision: i64, accidents: &[i64]) {
         self.plan_publication();
         if key != self.own.lease.key {
             return;
@@ -137,7 +137,7 @@ impl Machine {
             self.own_seen(revision);
         }
         let watched = self.outage.is_none() && revision > self.unwatched_until;
-        self.check_own(watched && accident != Some(revision));
+        self.check_own(watched && !accidents.contains(&revision));
         if matches!(self.own_entry, OwnEntry::Lapsed { .. }) {
             // Who came after the end of our lease may not be in the mirror yet.
             self.look_again();
@@ -221,9 +221,9 @@ impl Machine {
         wiped
     }
 
-    /// Holds the peers that vanish with most others in one revision of `changes`, and returns
-    /// that revision.
-    fn hold_vanishing(&mut self, changes: &[Change]) -> Option<i64> {
+    /// Holds the peers that vanish with most others in one revision of `changes`, and returns all
+    /// such revisions.
+    fn hold_vanishing(&mut self, changes: &[Change]) -> Vec<i64> {
         let mut vanishing: BTreeMap<i64, Vec<Lease>> = BTreeMap::new();
         let mut own_lost = None;
         for change in changes {
@@ -245,12 +245,15 @@ impl Machine {
                 vanishing.entry(revision).or_default().push(lost.clone());
             }
         }
-        let of = self.live_peers();
-        let (revision, lost) = vanishing.into_iter().find(|(revision, lost)| {
-            stale::is_accident(lost.len(), of, own_lost == Some(*revision))
-        })?;
-        self.hold_peers(lost, of, false);
-        Some(revision)
+        let mut accidents = Vec::new();
+        for (revision, lost) in vanishing {
+            let of = self.live_peers();
+            if stale::is_accident(lost.len(), of, own_lost == Some(revision)) {
+                self.hold_peers(lost, of, false);
+                accidents.push(revision);
+            }
+        }
+        accidents
     }
 
     /// Holds the published peers that the mirror, which is complete, lacks, if they are most of

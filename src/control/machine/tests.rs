@@ -123,6 +123,18 @@ fn vanished_peers_are_held_own_lease_retaken() {
     assert!(says(&commands, "2 "), "{commands:?}");
 }
 
+#[test]
+fn a_second_accident_in_one_batch_is_one_too() {
+    let mut machine = watching(Timing::default());
+    // What a watch that was away catches up with.
+    let changes = [(1, 11), (2, 11), (3, 11), (4, 12), (OWN, 12)];
+    let changes = changes.map(|(third, revision)| deleted(third, revision)).to_vec();
+    let commands = machine.handle(Event::Changed(Ok(changes)), at(10));
+    assert_eq!(end(&commands), None, "an emptied store ends the daemon");
+    let commands = machine.handle(Event::Timer, at(11));
+    assert_eq!(counts(&commands), Some((4, 4)), "traffic stopped");
+}
+
 fn granted(lease: Lease, seconds: u64) -> Granted {
     Granted { lease, expires: Some(Duration::from_secs(seconds + DAY_SECONDS)) }
 }
