@@ -127,7 +127,8 @@ async fn follow_interface(
         host.next().await;
         let external = host.external();
         reporter.follow(external, external.mtu_bytes);
-        reporter.state(|state| state.description = describe(external));
+        let wrong = host.lost_address().cloned();
+        reporter.state(|state| (state.description, state.wrong) = (describe(external), wrong));
         if has_start_commands && external.address != before {
             let address = external.address;
             warn!(

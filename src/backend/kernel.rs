@@ -29,7 +29,6 @@ use crate::host::state::Route;
 use crate::host::tables::edit::apply_all;
 use crate::host::tables::{Desired, Device, Diff, Edit, Ways};
 use crate::route::Prefix;
-use crate::status::TunnelEnd;
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
@@ -128,7 +127,7 @@ impl KernelBackend {
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
         let port = match &backend.means {
-            Means::Vxlan(device) => device.tunnel().map(TunnelEnd::port),
+            Means::Vxlan(device) => device.port(),
             Means::HostGw | Means::Alloc => None,
         };
         if !matches!(backend.means, Means::Alloc) {

@@ -95,6 +95,11 @@ impl VxlanDevice {
         self.port.map(|port| TunnelEnd::Vxlan { port, vni: self.settings.vni })
     }
 
+    /// The port that its datagrams have, or will have.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.port.or(self.settings.port).or_else(kernels_port)
+    }
+
     /// The backend in one line, for the log and the status.
     pub(super) fn describe(&self, external: &ExternalInterface) -> String {
         let settings = &self.settings;
