@@ -61,11 +61,13 @@ impl Offers {
         let now_ns = context.now_ns;
         let by_source = messages.first().is_some_and(|first| self.is_by_source(first, now_ns));
         for (count, message) in messages.iter().enumerate() {
-            let same = self.is_by_source(message, now_ns) == by_source;
+            if self.is_by_source(message, now_ns) != by_source {
+                return Ok((count, by_source));
+            }
             match self.reason(config, context, message, by_source) {
-                None if same => {}
+                None => {}
                 Some(reason) if count == 0 => return Err(reason),
-                _ => return Ok((count, by_source)),
+                Some(_) => return Ok((count, by_source)),
             }
         }
         Ok((messages.len(), by_source))
