@@ -15,6 +15,8 @@ use std::{fs, io};
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
@@ -33,6 +35,12 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause between two tries for the lock; short against a write, long against a system call.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
+/// How long the directory is waited for: beyond any wait for the lock. Where its server is away
+/// (NFS), calls hang until that is back.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// Calls at a time, so that those that hang do not gather.
+const CALLS_MAX: usize = 4;
+
 /// Mode of a lease's file: others may read it.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 
@@ -40,9 +48,10 @@ const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 const UNREADABLE: i64 = -1;
 
 /// The directory's layout.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Files {
     root: PathBuf,
+    calls: Arc<Semaphore>,
     /// Which directory was last listed, by device and inode.
     listed: Arc<Mutex<Option<(u64, u64)>>>,
     /// How often this process gave the right to write back.
@@ -57,17 +66,37 @@ pub(super) struct Locked<'a> {
 
 impl Files {
     pub(super) fn new(root: PathBuf) -> Self {
-        Self { root, ..Self::default() }
+        let calls = Arc::new(Semaphore::new(CALLS_MAX));
+        Self { root, calls, listed: Arc::default(), writes: Arc::default() }
     }
 
-    /// Does `work`, which blocks, on a thread of its own.
+    /// Does `work`, which blocks, on a thread of its own; it may go on after a time-out.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> StoreResult<T> + Send + 'static,
     ) -> StoreResult<T> {
+        self.within(ANSWER_MAX, work).await
+    }
+
+    async fn within<T: Send + 'static>(
+        &self,
+        answer_max: Duration,
+        work: impl FnOnce(&Self) -> StoreResult<T> + Send + 'static,
+    ) -> StoreResult<T> {
         let files = self.clone();
-        let failed = |error: io::Error| StoreError::unavailable("local store", error.to_string());
-        on_own_thread(move || work(&files)).await.map_err(failed)?
+        let answer = async {
+            let call = Arc::clone(&self.calls).acquire_owned().await;
+            on_own_thread(move || (work(&files), call).0).await
+        };
+        let failed = |detail| StoreError::unavailable("local store", detail);
+        match timeout(answer_max, answer).await {
+            Ok(answer) => answer.map_err(|error| failed(error.to_string()))?,
+            Err(_) => Err(failed(format!(
+                "{} has not answered for {} s: if it is of another host, is that there?",
+                self.root.display(),
+                answer_max.as_secs()
+            ))),
+        }
     }
 
     /// How many writes of this process have ended: a listing during which one did may be older.
@@ -229,6 +258,27 @@ pub(super) fn failed(operation: &'static str, path: &Path, source: io::Error) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_directory_that_hangs_is_an_outage_and_takes_few_threads() {
+        let files = Files::new(PathBuf::from("/nonexistent"));
+        let (hangs, is_back) = std::sync::mpsc::channel::<()>();
+        let is_back = Arc::new(Mutex::new(is_back));
+        let begun = Arc::new(AtomicU64::new(0));
+        for _ in 0..2 * CALLS_MAX {
+            let (is_back, begun) = (Arc::clone(&is_back), Arc::clone(&begun));
+            let hang = move |_: &Files| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                is_back.lock().unwrap().recv().unwrap_err();
+                Ok(())
+            };
+            let error = files.within(Duration::from_millis(20), hang).await.unwrap_err();
+            assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+        }
+        assert!(begun.load(Ordering::Relaxed) <= CALLS_MAX as u64);
+        drop(hangs);
+        files.apart(|_| Ok(())).await.expect("it answers again");
+    }
 
     #[test]
     fn what_the_host_lacks_is_no_fault_of_a_lease() {
