@@ -460,6 +460,16 @@ async fn a_missing_configuration_is_told_until_it_is_back() {
         timeout(10 * SOON, told(true)).await.expect("a missing configuration goes untold");
         write();
         timeout(10 * SOON, told(false)).await.expect("it is back, and still said to be missing");
+        // One that is there and can't be read is no outage of the store.
+        std::fs::remove_file(root.join("config")).unwrap();
+        std::fs::create_dir(root.join("config")).unwrap();
+        let unreadable = async {
+            while !manager.status().read().refused().is_some_and(|why| why.contains("config")) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(10 * SOON, unreadable).await.expect("an unreadable configuration goes untold");
+        assert!(manager.status().read().store.up, "the store is there");
     };
     tokio::select! {
         end = run(&manager, own, margin, &sender) => panic!("{end:?}"),
