@@ -7,11 +7,10 @@
 mod by_peer;
 mod last_turn;
 mod long_sends;
-mod record_ring;
 mod samples;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::atomic::{self, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use by_peer::{ByPeer, PACKET_OVERHEAD, PEERS_COUNTED_MAX, PeerTraffic, spread};
 pub use last_turn::LastTurn;
