@@ -11,7 +11,7 @@ use crate::forward::Context;
 use crate::stats::{DirectionStats, DropReason};
 
 use super::io::Io;
-use super::worker::{WorkerConfig, WorkerEnd};
+use super::worker::WorkerEnd;
 
 /// How long a direction of a worker is silent about further panics: whoever can cause one can cause
 /// thousands.
@@ -27,12 +27,7 @@ pub(super) trait Half {
 
     /// Moves the rest of the batch: what [`Progress`] has not handed out yet. After an error, too,
     /// every packet of the batch has its outcome.
-    fn move_batch(
-        &mut self,
-        io: &mut impl Io,
-        config: &WorkerConfig,
-        context: &Context<'_>,
-    ) -> Result<(), WorkerEnd>;
+    fn move_batch(&mut self, io: &mut impl Io, context: &Context<'_>) -> Result<(), WorkerEnd>;
 
     /// How far the turn has come.
     fn progress(&mut self) -> &mut Progress;
@@ -99,11 +94,10 @@ impl Progress {
 pub(super) fn turn(
     half: &mut impl Half,
     io: &mut impl Io,
-    config: &WorkerConfig,
     context: &Context<'_>,
 ) -> Result<(), WorkerEnd> {
     loop {
-        let caught = match catch(|| half.move_batch(io, config, context)) {
+        let caught = match catch(|| half.move_batch(io, context)) {
             Ok(moved) => return moved,
             Err(caught) => caught,
         };

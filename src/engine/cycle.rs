@@ -54,13 +54,13 @@ pub(super) fn run(
     // What the device and the socket of an earlier weftd hold is not dropped for lack of a route.
     while routes.load().is_provisional() && !stop.requested() {
         poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&FIRST_TABLE_PERIOD)).ok();
-        stats.last_turn.is_at(monotonic_ns());
+        stats.last_turn_ns.set(monotonic_ns());
     }
     let mut ready = Ready::BOTH;
     let mut retry_at_ns = 0;
     let end = loop {
         let now_ns = monotonic_ns();
-        stats.last_turn.is_at(now_ns);
+        stats.last_turn_ns.set(now_ns);
         if let Some(known) = budget.as_mut().filter(|budget| budget.is_look_due(now_ns))
             && !known.look(now_ns, thread_ns())
         {
@@ -68,7 +68,7 @@ pub(super) fn run(
         }
         if now_ns >= retry_at_ns {
             retry_at_ns = now_ns + REFUSED_RETRY_NS;
-            egress.retry_refused(config);
+            egress.retry_refused();
         }
         egress.clear();
         ingress.receives.clear();
@@ -79,11 +79,11 @@ pub(super) fn run(
             gather(&mut io, &mut lanes, ready, &mut egress.reads, &mut ingress.receives)
         };
         egress.begin_turn();
-        ingress.begin_turn(config);
+        ingress.begin_turn();
         let (table, local) = (routes.load(), local(config));
         let context = |stats| context(config, &local, table, stats, now_ns);
-        let sent = contain::turn(&mut egress, &mut io, config, &context(&stats.egress));
-        let written = contain::turn(&mut ingress, &mut io, config, &context(&stats.ingress));
+        let sent = contain::turn(&mut egress, &mut io, &context(&stats.egress));
+        let written = contain::turn(&mut ingress, &mut io, &context(&stats.ingress));
         if let Err(end) = gathered.and(sent).and(written) {
             break end;
         }
@@ -102,7 +102,7 @@ pub(super) fn run(
         egress.waits_until_ns = Some(0);
         let (table, local) = (routes.load(), local(config));
         let context = context(config, &local, table, &stats.egress, monotonic_ns());
-        let _ended_already = contain::turn(&mut egress, &mut io, config, &context);
+        let _ended_already = contain::turn(&mut egress, &mut io, &context);
     }
     end
 }

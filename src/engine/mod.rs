@@ -54,7 +54,9 @@ const STALLED_AFTER: Duration = Duration::from_secs(3 * cycle::SLEEP_MAX_SECONDS
 
 /// How long the worker that counts in `stats` has hung, if it does.
 pub fn stalled_for(stats: &WorkerStats) -> Option<Duration> {
-    stats.last_turn.age(monotonic_ns()).filter(|age| *age > STALLED_AFTER)
+    let last_ns = stats.last_turn_ns.get();
+    let age = Duration::from_nanos(monotonic_ns().saturating_sub(last_ns));
+    (last_ns != 0 && age > STALLED_AFTER).then_some(age)
 }
 
 /// What a worker runs.
@@ -175,7 +177,7 @@ fn run(
     };
     // Refused, naps are half as long again: the default slack is 50 us.
     set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
-    config.stats.last_turn.is_at(monotonic_ns());
+    config.stats.last_turn_ns.set(monotonic_ns());
     let engine = if ring.is_some() { Engine::IoUring } else { Engine::Mmsg };
     let (priority, no_real_time) = priority::settle(config.comes_first);
     let budget = Budget::new(priority);

@@ -76,7 +76,7 @@ impl Offers {
     /// Whether it is sent from this worker's own port.
     pub(super) fn is_by_source(&mut self, message: &Message, now_ns: u64) -> bool {
         let host = *message.destination.ip();
-        self.spread.load().contains(host) && self.refused_there.reason(host, now_ns).is_none()
+        self.spread.load().contains(&host) && self.refused_there.reason(host, now_ns).is_none()
     }
 
     /// What the kernel refuses of this worker's own port, or else of the tunnel's.
@@ -94,7 +94,7 @@ impl Offers {
         is_spread: bool,
     ) -> Option<DropReason> {
         let host = *message.destination.ip();
-        if self.unresolved.load().contains(host) {
+        if self.unresolved.load().contains(&host) {
             return Some(DropReason::SendUnresolved);
         }
         if let Some(reason) = self.refused.reason(host, context.now_ns) {

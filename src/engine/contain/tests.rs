@@ -10,7 +10,7 @@ use crate::device::{Tun, TunnelSocket};
 use crate::engine::ingress::IngressHalf;
 use crate::engine::io::{Reads, Receives, Share};
 use crate::engine::mmsg::Mmsg;
-use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerEnd};
+use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
 use crate::forward::Local;
 use crate::forward::tests::{FAR, POD, TRIPPING, local, udp};
 use crate::offload::VNET_HEADER_BYTES;
@@ -200,9 +200,9 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
     let (local, stats) = (&config.local, &scene.stats.ingress);
     let icmp_limit = &config.icmp_limit;
     let context = Context { local, table: &table, stats, icmp_limit, now_ns: 1 };
-    half.begin_turn(config);
+    half.begin_turn();
     let unwound = tracing::subscriber::with_default(subscriber, || {
-        catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, config, &context).is_ok())).is_err()
+        catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, &context).is_ok())).is_err()
     });
     let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
     (unwound, text)
