@@ -10,7 +10,7 @@ use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport::{self, TCP_CHECKSUM_OFFSET};
 use crate::stats::DropReason;
 
-use super::decide::{IngressVerdict, KnownAddresses};
+use super::decide::{self, Known, Refusal};
 use super::shed::Shedder;
 use super::{Context, Replies};
 
@@ -125,7 +125,7 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        let mut known = KnownAddresses::default();
+        let mut known = None;
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
@@ -149,7 +149,7 @@ impl Ingress {
         arena: &mut [u8],
         batch: &GroBatch,
         datagram: Span,
-        known: &mut KnownAddresses,
+        known: &mut Known,
     ) {
         self.current = datagram;
         #[cfg(test)]
@@ -167,16 +167,17 @@ impl Ingress {
             return context.stats.drop(DropReason::InternalError, 1);
         };
         let Context { local, table, .. } = context;
-        let ecn = match known.ingress(local, table, batch.sender, batch.ecn, &header, bytes) {
-            IngressVerdict::Deliver(ecn) => ecn,
-            IngressVerdict::Answer(kind, reason, endpoint) => {
-                context.drop(reason, 1, Some(batch.sender), bytes);
-                let source = local.tun_address;
-                self.replies.answer(context, kind, source, Some(endpoint), &header, bytes);
+        let (sender, ecn) = (batch.sender, batch.ecn);
+        let ecn = match decide::ingress(local, table, sender, ecn, &header, bytes, known) {
+            Ok(ecn) => ecn,
+            Err(Refusal { reason, answer }) => {
+                context.drop(reason, 1, Some(sender), bytes);
+                if let Some(kind) = answer {
+                    let (source, endpoint) =
+                        (local.tun_address, table.tunnel_address(header.source));
+                    self.replies.answer(context, kind, source, endpoint, &header, bytes);
+                }
                 return;
-            }
-            IngressVerdict::Drop(reason) => {
-                return context.drop(reason, 1, Some(batch.sender), bytes);
             }
         };
         ipv4::decrement_ttl(bytes);

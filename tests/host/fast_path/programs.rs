@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use weft::fast_path::{IN, Maps, PeerEntry, Settings};
 use weft::forward::Local;
-use weft::forward::decide::{self, EgressVerdict, IngressVerdict};
+use weft::forward::decide;
 use weft::packet::address::is_ordinary;
 use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::{Ipv4Header, decrement_ttl};
@@ -240,7 +240,7 @@ fn sent_packets_are_those_that_workers_send() {
         });
         let taken = bench.run(&bench.out, &packet);
         let told = format!("seed {seed}: {verdict:?} {packet:02x?}");
-        let (Ok(header), Ok(EgressVerdict::Send(peer))) = (parsed, verdict) else {
+        let (Ok(header), Ok(Ok(peer))) = (parsed, verdict) else {
             assert_eq!(taken, None, "workers would not send it: {told}");
             continue;
         };
@@ -313,11 +313,12 @@ fn delivered_packets_are_those_that_workers_deliver() {
             let header = Ipv4Header::parse(inner).ok()?;
             let whole = &inner[..usize::from(header.total_bytes)];
             let ecn = Ecn::of(datagram[1]);
-            let verdict = decide::ingress(&bench.local, &bench.table, sender, ecn, &header, whole);
+            let (local, table) = (&bench.local, &bench.table);
+            let verdict = decide::ingress(local, table, sender, ecn, &header, whole, &mut None);
             Some((sender, inner, header, verdict))
         });
         let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");
-        let Some((sender, inner, header, IngressVerdict::Deliver(_))) = verdict else {
+        let Some((sender, inner, header, Ok(_))) = verdict else {
             assert_eq!(taken, None, "workers would not deliver it: {told}");
             continue;
         };
