@@ -1,16 +1,21 @@
 //! The route table in force, and which of its peers can't be reached: each replaced whole by the
 //! control plane, read by the workers without a lock. What they contain is decided elsewhere.
 
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 
-use crate::route::{HostSet, Table};
+use crate::route::Table;
 
 /// One worker's view of something published: a load costs one comparison while nothing changes.
 /// Load once per batch; an idle reader keeps what it loaded last alive.
 pub type Reader<T> = Cache<Arc<ArcSwap<T>>, Arc<T>>;
+
+/// Hosts, by their public addresses.
+pub type HostSet = BTreeSet<Ipv4Addr>;
 
 /// The place where the table in force is published. Clones share it.
 #[derive(Debug, Clone)]
@@ -71,8 +76,6 @@ impl Published {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
     use crate::route::Peer;
 
