@@ -368,7 +368,7 @@ mod tests {
         worker.drop_send(DropReason::SendBufferFull, 5, dropped);
         worker.drop_send(DropReason::SendForbidden, 2, dropped);
         assert_eq!(worker.egress.drops_total(), 7);
-        assert_eq!(worker.by_peer.get(*peer.ip()).failed_sends, 2);
+        assert_eq!(WorkerStats::traffic([&worker], *peer.ip()).failed_sends, 2);
     }
 
     #[test]

@@ -97,16 +97,16 @@ pub(super) fn turn(
     context: &Context<'_>,
 ) -> Result<(), WorkerEnd> {
     loop {
-        let caught = match catch(|| half.move_batch(io, context)) {
+        let (payload, what) = match catch(|| half.move_batch(io, context)) {
             Ok(moved) => return moved,
             Err(caught) => caught,
         };
         let lost = half.progress().settle(context.stats);
         let goes_on = io.is_idle();
-        report(half, &caught.what, lost, goes_on, context.now_ns);
+        report(half, &what, lost, goes_on, context.now_ns);
         if !goes_on {
             // The kernel may still use the arenas.
-            resume_unwind(caught.payload);
+            resume_unwind(payload);
         }
         half.abandon();
         if half.progress().next == half.progress().count {
@@ -135,12 +135,8 @@ fn report<H: Half>(half: &mut H, what: &str, lost: u64, goes_on: bool, now_ns: u
     );
 }
 
-/// A panic that was caught.
-struct Caught {
-    payload: Box<dyn Any + Send>,
-    /// Its message and its place in the source.
-    what: String,
-}
+/// A panic that was caught: its payload; its message and its place in the source.
+type Caught = (Box<dyn Any + Send>, String);
 
 thread_local! {
     /// Whether this thread's panics are caught, and reported by whoever catches them.
@@ -153,7 +149,7 @@ fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Caught> {
     CATCHING.set(true);
     let done = catch_unwind(AssertUnwindSafe(work));
     CATCHING.set(false);
-    done.map_err(|payload| Caught { payload, what: WHAT.take() })
+    done.map_err(|payload| (payload, WHAT.take()))
 }
 
 /// Keeps panics that are caught here from being written to stderr each: the hook does so on the

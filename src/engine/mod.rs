@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
-use crate::rights::{self, Reschedules, RightsError};
+use crate::rights::{self, RightsError};
 use crate::stats::WorkerStats;
 
 use self::mmsg::Mmsg;
@@ -38,12 +38,12 @@ use self::priority::Budget;
 use self::ring::RingIo;
 
 pub use self::ring::RING_ENTRIES;
+pub use crate::rights::Priority;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use cycle::monotonic_ns;
-pub use priority::Priority;
 pub use wake::Stop;
-pub use worker::{Engine, EngineWanted, WorkerConfig, WorkerEnd};
+pub use worker::{Engine, WorkerConfig, WorkerEnd};
 
 /// The threads of the dataplane are named so, with their numbers behind it.
 pub const WORKER_NAME: &str = "weft-worker-";
@@ -160,7 +160,7 @@ fn run(
 ) -> Option<WorkerEnd> {
     // Before the arenas are made, so that their memory is this processor's.
     let processor = config.processor.filter(|&processor| pin(processor));
-    let opened = (config.engine != EngineWanted::Only(Engine::Mmsg)).then(|| {
+    let opened = (config.engine != Some(Engine::Mmsg)).then(|| {
         // A ring that is made later, for a device that is made again, is asked for with no more.
         // What this can't give up, the worker can't either, and says so.
         rights::keep_capabilities_of_control().ok();
@@ -169,7 +169,7 @@ fn run(
     let (ring, fallback) = match opened {
         None => (None, None),
         Some(Ok(ring)) => (Some(ring), None),
-        Some(Err(error)) if config.engine == EngineWanted::Best => (None, Some(error)),
+        Some(Err(error)) if config.engine.is_none() => (None, Some(error)),
         Some(Err(error)) => {
             report.send(Err(error)).unwrap_or_default();
             return None;
@@ -182,7 +182,7 @@ fn run(
     let (priority, no_real_time) = priority::settle(config.comes_first);
     let budget = Budget::new(priority);
     // From here on this thread asks the kernel for nothing but to move packets.
-    let rights = rights::keep_for_worker(reschedules(priority)).err();
+    let rights = rights::keep_for_worker(priority).err();
     // The owner waits for this, so it is there to be told.
     let running = Running { engine, fallback, processor, rights, priority, no_real_time };
     report.send(Ok(running)).unwrap_or_default();
@@ -190,15 +190,6 @@ fn run(
         Some(ring) => cycle::run(ring, ring::READ_BYTES, &config, budget, stop),
         None => cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, budget, stop),
     })
-}
-
-/// What a worker may change of how it is scheduled.
-fn reschedules(priority: Priority) -> Reschedules {
-    match priority {
-        Priority::RealTime => Reschedules::ToRealTime,
-        Priority::ShortSlice => Reschedules::Freely,
-        Priority::Ordinary => Reschedules::Never,
-    }
 }
 
 #[cfg(test)]
