@@ -27,7 +27,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let reachability = running.view.reachability.borrow().clone();
     match &running.view.workers {
         Some(Workers { stats, routes, taken, .. }) => {
-            let (table, spread) = (routes.load(), routes.load_spread());
+            let (table, spread) = (routes.table.load(), routes.spread.load());
             let mtu_bytes = running.view.state.borrow().mtu_bytes;
             let in_use: BTreeMap<_, _> =
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();

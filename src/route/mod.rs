@@ -6,6 +6,6 @@ mod source_ports;
 mod table;
 
 pub use prefix::{Prefix, PrefixError};
-pub use publish::{HostSet, Published, Reader};
+pub use publish::{HostSet, Place, Published, Reader};
 pub use source_ports::{SOURCE_PORTS, first_source_port, is_tunnel_source};
 pub use table::{Peer, Table};

@@ -54,7 +54,8 @@ pub struct Table {
     tunnel_addresses: Box<[SocketAddrV4]>,
     /// Public addresses of the peers in ascending order, each once.
     outer_addresses: Box<[Ipv4Addr]>,
-    provisional: bool,
+    /// Whether this is the table before any lease is known.
+    pub is_provisional: bool,
 }
 
 /// Slots hold a peer's index plus one; zero is "no route".
@@ -73,12 +74,7 @@ impl Table {
     /// The table before any lease is known: it has no route, and that says nothing about who
     /// exists, so nobody must be told that a network is unreachable.
     pub fn provisional() -> Self {
-        Self { provisional: true, ..Self::build(Vec::new()) }
-    }
-
-    /// Whether this is the table before any lease is known.
-    pub fn is_provisional(&self) -> bool {
-        self.provisional
+        Self { is_provisional: true, ..Self::build(Vec::new()) }
     }
 
     /// Builds a table; of several peers with the same subnet, the last one wins.
@@ -97,7 +93,7 @@ impl Table {
             tunnel_addresses: peers.iter().map(|peer| peer.address).collect(),
             peers: peers.into_boxed_slice(),
             outer_addresses: outer_addresses.into_boxed_slice(),
-            provisional: false,
+            is_provisional: false,
         }
     }
 
