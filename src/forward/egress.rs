@@ -120,7 +120,7 @@ impl Egress {
                 return Ok(());
             }
         }
-        self.plan.push(destination, Span::default(), packet)?;
+        self.plan.push(destination, [Span::default(), packet])?;
         self.room()
     }
 
@@ -203,7 +203,7 @@ impl Egress {
             };
             let header = Span::new(self.headers_at + self.headers_used_bytes, header_bytes);
             self.headers_used_bytes += header_bytes;
-            self.plan.push(destination, header, payload)?;
+            self.plan.push(destination, [header, payload])?;
         }
         self.room()
     }
