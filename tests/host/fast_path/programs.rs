@@ -59,11 +59,10 @@ fn settings(until_ns: u64) -> Settings {
         until_ns,
         streams_until_ns: 0,
         subnet: SUBNET.parse().unwrap(),
-        tun_address: TUN,
         underlay_address: UNDERLAY,
         port: PORT,
         mtu_bytes: MTU_BYTES,
-        lengths_bits: vec![24, 20],
+        masks: vec![0xffff_ff00, 0xffff_f000],
         // Redirections are recorded in a test run and not carried out.
         underlay_device: 1,
         hardware_address: OWN,
@@ -98,9 +97,7 @@ impl Bench {
         for (number, (subnet, address, is_sent_to, is_received_from)) in (0..).zip(PEERS) {
             let (subnet, address) = (prefix(subnet), Ipv4Addr::from(address));
             let next_hop = is_sent_to.then_some(NEIGHBOUR);
-            let subnet_address = subnet.network();
-            let entry =
-                PeerEntry { address, subnet: subnet_address, number, next_hop, is_received_from };
+            let entry = PeerEntry { address, number, next_hop, is_received_from };
             maps.set_peer(subnet, entry).unwrap();
             let address = SocketAddrV4::new(address, PORT);
             peers.push(Arc::new(Peer::new(subnet, address)));
