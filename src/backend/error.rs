@@ -60,15 +60,12 @@ pub enum StartError {
          grant CAP_BPF (and before kernel 5.11 CAP_SYS_RESOURCE), or choose --fast-path=auto"
     )]
     FastPath(#[from] AttachError),
-    /// The tunnel of the weftd that runs is not what this one would make.
+    /// The tunnel of the weftd that runs is not what this one would make; where they differ.
     #[error(
-        "cannot take over the tunnel of the weftd that runs, which goes on: {reason}; stop that \
+        "cannot take over the tunnel of the weftd that runs, which goes on: {0}; stop that \
          one, and start this one without --take-over"
     )]
-    TakeOver {
-        /// Where they differ.
-        reason: String,
-    },
+    TakeOver(String),
     /// io_uring was requested and is not available.
     #[error("cannot use io_uring, as --engine=io_uring asks; {cure}, or choose --engine=auto")]
     Ring {
@@ -86,7 +83,7 @@ impl StartError {
             return error.is_address_in_use();
         }
         // A kept device whose queues have not been torn down.
-        let is_taken = matches!(self, Self::Tun(TunError::Taken { .. }));
+        let is_taken = matches!(self, Self::Tun(TunError::Taken(_)));
         is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
     }
 }

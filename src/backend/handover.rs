@@ -1,13 +1,14 @@
 //! What one weftd hands to the next: the tunnel's descriptors, whose queues hold what comes
 //! meanwhile, and its workers, which may go on until those of the next one run.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fmt, io};
 
 use tokio::sync::watch;
 
+use crate::backend::error::StartError;
 use crate::engine::{Worker, end_all};
 
 /// Shared between the daemon, which talks to the last and the next weftd, and the tunnel.
@@ -52,12 +53,6 @@ pub enum Offered {
     Place,
     /// The tunnel's queues and sockets.
     Tunnel(Arc<Vec<OwnedFd>>),
-}
-
-impl fmt::Debug for Handover {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handover").field("offered", &self.0.offered).finish_non_exhaustive()
-    }
 }
 
 impl Handover {
@@ -139,11 +134,11 @@ impl Handover {
     }
 
     /// Closes what this weftd was started with, if anything, and waits until its owner has closed
-    /// it, too. False, and nothing is touched, if that is a weftd that may go on with it.
-    #[must_use]
-    pub(super) async fn refuse(&self) -> bool {
+    /// it, too. An error for this `reason`, and nothing is touched, if that is a weftd that may go
+    /// on with it.
+    pub(super) async fn refuse(&self, reason: &str) -> Result<(), StartError> {
         if self.0.owner == Owner::Running {
-            return false;
+            return Err(StartError::TakeOver(reason.to_owned()));
         }
         drop(lock(&self.0.inherited).take());
         if self.0.owner == Owner::Replaced {
@@ -155,7 +150,7 @@ impl Handover {
         if self.0.has_inherited {
             self.0.offered.send_replace(Offered::Nothing);
         }
-        true
+        Ok(())
     }
 
     /// What there is for the next one now.

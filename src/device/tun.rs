@@ -28,13 +28,9 @@ pub enum TunError {
     },
     /// A kept device that another process has.
     #[error(
-        "another process has {name}, the device of a weftd of the same port and network: stop \
-         that one"
+        "another process has {0}, the device of a weftd of the same port and network: stop that one"
     )]
-    Taken {
-        /// The device.
-        name: String,
-    },
+    Taken(String),
     /// It is there, and cannot be set up.
     #[error("cannot {what} of {name}")]
     Refused {
