@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::backend::error::StartError;
 use crate::engine::{Worker, end_all};
 
 /// Shared between the daemon, which talks to the last and the next weftd, and the tunnel.
@@ -54,6 +53,14 @@ pub enum Offered {
     /// The tunnel's queues and sockets.
     Tunnel(Arc<Vec<OwnedFd>>),
 }
+
+/// The tunnel of the weftd that runs is not what this one would make; where they differ.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot take over the tunnel of the weftd that runs, which goes on: {0}; stop that one, and \
+     start this one without --take-over"
+)]
+pub struct TakeOverError(String);
 
 impl Handover {
     /// For a start that goes on with these descriptors, if they suit it. If not, it fails where a
@@ -136,9 +143,9 @@ impl Handover {
     /// Closes what this weftd was started with, if anything, and waits until its owner has closed
     /// it, too. An error for this `reason`, and nothing is touched, if that is a weftd that may go
     /// on with it.
-    pub(super) async fn refuse(&self, reason: &str) -> Result<(), StartError> {
+    pub(super) async fn refuse(&self, reason: &str) -> Result<(), TakeOverError> {
         if self.0.owner == Owner::Running {
-            return Err(StartError::TakeOver(reason.to_owned()));
+            return Err(TakeOverError(reason.to_owned()));
         }
         drop(lock(&self.0.inherited).take());
         if self.0.owner == Owner::Replaced {
