@@ -165,10 +165,7 @@ impl<'a> EgressHalf<'a> {
             |range, outcome| match outcome {
                 Outcome::Sent => {
                     for index in range {
-                        let message = &messages[index];
-                        let (packets, bytes) = (message.segments.into(), message.bytes.into());
-                        config.stats.egress.forwarded(1, packets, bytes);
-                        count_for_peer(config, arena, plan, index);
+                        count_sent(config, arena, plan, index);
                     }
                 }
                 Outcome::Refused => {
@@ -218,12 +215,13 @@ impl<'a> EgressHalf<'a> {
     }
 }
 
-/// Counts message `index` for the peer that it went to, and marks the peer if its datagrams are
-/// long. A message that begins with this host's own answer to an echo marks nobody, and one that is
+/// Counts message `index`, also for the peer that it went to, and marks the peer if its datagrams
+/// are long. A message that begins with this host's own answer to an echo marks nobody, and one that is
 /// nothing else counts for nobody: a peer that asks whether we are there, or how wide its path is,
 /// must not have us ask it in turn, and then itself again, for ever.
-fn count_for_peer(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
+fn count_sent(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
     let Message { destination, segment_bytes, segments, bytes, .. } = plan.messages()[index];
+    config.stats.egress.forwarded(1, segments.into(), bytes.into());
     let packet = plan.spans(index).first().and_then(|span| span.of(arena));
     let is_answer =
         packet.is_some_and(|packet| echo::is_answer_from(config.local.tun_address, packet));

@@ -104,7 +104,7 @@ pub struct PeerEntry {
 }
 
 impl PeerEntry {
-    /// As the map holds it, with the network address of its lease, which its TUN device has as well.
+    /// As the map holds it, with the network address of its lease, which is its TUN device's.
     pub fn to_bytes(self, subnet: Prefix) -> [u8; PEER_BYTES] {
         let flags = u16::from(self.next_hop.is_some()) | u16::from(self.is_received_from) << 1;
         let mut bytes = [0; PEER_BYTES];

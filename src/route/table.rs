@@ -2,8 +2,8 @@
 //!
 //! Leases are disjoint subnets of one network and differ little in length, so one array indexed by
 //! the subnet's number answers most tables with a single load, however many peers there are. Any
-//! other set of prefixes falls back to a binary search among the addresses where the answer changes,
-//! at most two for each peer.
+//! other set of prefixes falls back to a binary search among the addresses where the answer
+//! changes, at most two for each peer.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};

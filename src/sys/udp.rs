@@ -171,9 +171,9 @@ impl SendBatch {
             // SAFETY: the headers count as many iovecs as there are.
             iovecs = unsafe { iovecs.add(header.msg_hdr.msg_iovlen) };
         }
-        // SAFETY: the headers point at addresses, control messages and iovecs in vectors of `self`,
-        // and the iovecs at parts of `arena`; all are borrowed for the call, and sendmmsg only reads
-        // through them.
+        // SAFETY: the headers point at addresses, control messages and iovecs in vectors of
+        // `self`, and the iovecs at parts of `arena`; all are borrowed for the call, and sendmmsg
+        // only reads through them.
         check(unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
