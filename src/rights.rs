@@ -119,8 +119,8 @@ words! {
 }
 
 /// Leaves the calling thread, a worker that has its files, what moves packets; unless it is like
-/// any other to the scheduler, also what changes that: for real time the resource limit, or else the
-/// capability.
+/// any other to the scheduler, also what changes that: for real time the resource limit, or else
+/// the capability.
 pub(crate) fn keep_for_worker(priority: Priority) -> Result<(), RightsError> {
     // rustix finds the kernel's clock at its first reading, by calls that are not on the list.
     let _found = clock_gettime(ClockId::Monotonic);

@@ -216,9 +216,9 @@ impl<'a> EgressHalf<'a> {
 }
 
 /// Counts message `index`, also for the peer that it went to, and marks the peer if its datagrams
-/// are long. A message that begins with this host's own answer to an echo marks nobody, and one that is
-/// nothing else counts for nobody: a peer that asks whether we are there, or how wide its path is,
-/// must not have us ask it in turn, and then itself again, for ever.
+/// are long. A message that begins with this host's own answer to an echo marks nobody, and one
+/// that is nothing else counts for no peer: one that asks whether we are there, or how wide its
+/// path is, must not have us ask it in turn, and then itself again, for ever.
 fn count_sent(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
     let Message { destination, segment_bytes, segments, bytes, .. } = plan.messages()[index];
     config.stats.egress.forwarded(1, segments.into(), bytes.into());
