@@ -21,6 +21,8 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter,
 };
 
+use crate::words::words;
+
 pub(crate) use files::Writable;
 
 /// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
@@ -37,7 +39,7 @@ const OF_CONTROL: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::SYS_NICE)
     .union(CapabilitySet::DAC_OVERRIDE);
 
-/// System calls by their names in libc(3).
+/// Numbers by their names in libc(3), of system calls for the most part.
 macro_rules! calls {
     ($($name:ident)*) => { &[$(libc::$name,)*] };
 }
@@ -77,14 +79,8 @@ const OF_NOBODY: &[libc::c_long] = calls![
 ];
 
 /// The flags of `clone` that make namespaces (clone(2)).
-const NAMESPACES: [libc::c_int; 7] = [
-    libc::CLONE_NEWNS,
-    libc::CLONE_NEWCGROUP,
-    libc::CLONE_NEWUTS,
-    libc::CLONE_NEWIPC,
-    libc::CLONE_NEWUSER,
-    libc::CLONE_NEWPID,
-    libc::CLONE_NEWNET,
+const NAMESPACES: &[libc::c_int] = calls![
+    CLONE_NEWNS CLONE_NEWCGROUP CLONE_NEWUTS CLONE_NEWIPC CLONE_NEWUSER CLONE_NEWPID CLONE_NEWNET
 ];
 
 /// A thread kept rights that it does not need.
@@ -110,29 +106,31 @@ pub enum RightsError {
     Architecture(#[from] seccompiler::BackendError),
 }
 
-/// Whether a worker changes how it is scheduled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reschedules {
-    /// It stays as it is.
-    Never,
-    /// As anybody may.
-    Freely,
-    /// It comes back to real time.
-    ToRealTime,
+words! {
+    /// How a worker gets a processor.
+    Priority {
+        /// Before every ordinary thread, while it does not use much.
+        RealTime = "real-time",
+        /// Before others who have had as much, because it runs briefly, while it does.
+        ShortSlice = "short-slice",
+        /// Like any other thread.
+        Ordinary = "ordinary",
+    }
 }
 
-/// Leaves the calling thread, a worker that has its files, what moves packets; if it changes how it
-/// is scheduled, also what real time takes: the resource limit, or else the capability.
-pub(crate) fn keep_for_worker(reschedules: Reschedules) -> Result<(), RightsError> {
+/// Leaves the calling thread, a worker that has its files, what moves packets; unless it is like
+/// any other to the scheduler, also what changes that: for real time the resource limit, or else
+/// the capability.
+pub(crate) fn keep_for_worker(priority: Priority) -> Result<(), RightsError> {
     // rustix finds the kernel's clock at its first reading, by calls that are not on the list.
     let _found = clock_gettime(ClockId::Monotonic);
-    let needs_capability = reschedules == Reschedules::ToRealTime && !may_have_real_time();
+    let needs_capability = priority == Priority::RealTime && !may_have_real_time();
     keep(if needs_capability { CapabilitySet::SYS_NICE } else { CapabilitySet::empty() })?;
     if cfg!(debug_assertions) {
         // The tests run such a build: a call that is missing from the list has to be seen.
-        limit(REFUSED_QUIETLY, reschedules, SeccompAction::KillProcess)?;
+        limit(REFUSED_QUIETLY, priority, SeccompAction::KillProcess)?;
     }
-    limit(&[], reschedules, SeccompAction::Errno(libc::EPERM as u32))
+    limit(&[], priority, SeccompAction::Errno(libc::EPERM as u32))
 }
 
 /// Whether this process may have real time without a capability; with another one it sees to that.
@@ -171,10 +169,10 @@ fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
 }
 
 /// Allows the calling thread, a worker, its system calls and `more`, and answers others with
-/// `refused`. A thread that `reschedules` may do so with itself.
+/// `refused`. One of a `priority` of its own may change it.
 fn limit(
     more: &[libc::c_long],
-    reschedules: Reschedules,
+    priority: Priority,
     refused: SeccompAction,
 ) -> Result<(), RightsError> {
     let mut rules = with_any_arguments(OF_WORKER.iter().chain(OF_OLD_ARCHITECTURE).chain(more));
@@ -184,7 +182,7 @@ fn limit(
     // Whether datagrams may be fragmented changes with the paths.
     let fragments = vec![is(1, libc::IPPROTO_IP)?, is(2, libc::IP_MTU_DISCOVER)?];
     rules.insert(libc::SYS_setsockopt, vec![SeccompRule::new(fragments)?]);
-    if reschedules != Reschedules::Never {
+    if priority != Priority::Ordinary {
         let itself = vec![is(0, 0)?];
         rules.insert(libc::SYS_sched_setattr, vec![SeccompRule::new(itself)?]);
     }
@@ -200,13 +198,13 @@ fn limit(
 /// Refuses the calling thread, and what it starts from now on, what nobody needs.
 fn refuse_to_all() -> Result<(), RightsError> {
     let mut rules = with_any_arguments(OF_NOBODY);
-    let with = |flag: libc::c_int| {
+    let with = |flag: &libc::c_int| {
         let flag = u64::from(flag.cast_unsigned());
         let is_set = SeccompCmpOp::MaskedEq(flag);
         let condition = SeccompCondition::new(0, SeccompCmpArgLen::Qword, is_set, flag)?;
         SeccompRule::new(vec![condition])
     };
-    rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(with).collect::<Result<_, _>>()?);
+    rules.insert(libc::SYS_clone, NAMESPACES.iter().map(with).collect::<Result<_, _>>()?);
     filter(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))?;
     // Its flags are out of a filter's sight. The C library goes on with clone.
     let newer = with_any_arguments(&[libc::SYS_clone3]);
@@ -271,7 +269,7 @@ mod tests {
     fn a_thread_that_logs_still_writes() {
         let mut file = tempfile::tempfile().unwrap();
         std::thread::spawn(move || {
-            keep_for_worker(Reschedules::ToRealTime).unwrap();
+            keep_for_worker(Priority::RealTime).unwrap();
             io::Write::write_all(&mut file, b"x").unwrap();
         })
         .join()
@@ -300,7 +298,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         std::thread::spawn(move || {
             keep(CapabilitySet::empty()).unwrap();
-            limit(&[], Reschedules::Never, SeccompAction::Errno(libc::EPERM as u32)).unwrap();
+            limit(&[], Priority::Ordinary, SeccompAction::Errno(libc::EPERM as u32)).unwrap();
             let is_refused = |error: io::Error| error.raw_os_error() == Some(libc::EPERM);
             assert!(File::open("/dev/null").is_err_and(is_refused));
             assert!(UdpSocket::bind("127.0.0.1:0").is_err_and(is_refused));

@@ -5,22 +5,19 @@
 //! packets received = packets forwarded + packets dropped (all reasons).
 
 mod by_peer;
-mod last_turn;
 mod long_sends;
-mod record_ring;
 mod samples;
 
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::atomic::{self, AtomicU64, Ordering};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use by_peer::{ByPeer, PACKET_OVERHEAD, PEERS_COUNTED_MAX, PeerTraffic, spread};
-pub use last_turn::LastTurn;
 pub use long_sends::{LONG_BYTES, LongSends};
 pub use samples::{DroppedPacket, SAMPLE_BYTES_MAX, Sample, Samples};
 
 /// A count written by one thread and read by any.
 ///
-/// INVARIANT: `add` is called by one thread only, the worker that owns the counter.
+/// INVARIANT: `add` and `set` are called by one thread only, the worker that owns the counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -32,7 +29,8 @@ impl Counter {
     }
 
     /// Replaces the value, for a number that is no count.
-    fn set(&self, value: u64) {
+    #[inline]
+    pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
@@ -250,6 +248,14 @@ impl Default for Drops {
 }
 
 impl DirectionStats {
+    /// Counts `packets` of `bytes` in all that the kernel took with so many `writes`.
+    #[inline]
+    pub fn forwarded(&self, writes: u64, packets: u64, bytes: u64) {
+        self.packets_forwarded.add(packets);
+        self.bytes_forwarded.add(bytes);
+        self.writes.add(writes);
+    }
+
     /// Counts `packets` dropped for `reason`.
     #[inline]
     pub fn drop(&self, reason: DropReason, packets: u64) {
@@ -306,22 +312,19 @@ pub struct WorkerStats {
     pub by_peer: ByPeer,
     /// Who was sent long datagrams lately; no count, so in no total.
     pub long_sends: LongSends,
-    /// When the worker last began a turn; in no total either.
-    pub last_turn: LastTurn,
+    /// When the worker last began a turn, on the monotonic clock, 0 before the first: others see by
+    /// it that it neither hangs nor starves. In no total either.
+    pub last_turn_ns: Counter,
 }
 
 impl WorkerStats {
-    /// Counts `packets` to `peer` that could not be sent for `reason`. A full buffer is no peer's
+    /// Counts `packets` to a peer that could not be sent for `reason`. A full buffer is no peer's
     /// own, so the peer's count leaves it out.
-    pub fn drop_send(
-        &self,
-        peer: SocketAddrV4,
-        reason: DropReason,
-        packets: u64,
-        dropped: DroppedPacket<'_>,
-    ) {
+    pub fn drop_send(&self, reason: DropReason, packets: u64, dropped: DroppedPacket<'_>) {
         self.egress.drop_packet(reason, packets, dropped);
-        if reason != DropReason::SendBufferFull {
+        if let Some(peer) = dropped.peer
+            && reason != DropReason::SendBufferFull
+        {
             self.by_peer.failed(*peer.ip(), packets);
         }
     }
@@ -336,6 +339,8 @@ impl WorkerStats {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddrV4;
+
     use super::*;
 
     #[test]
@@ -360,10 +365,10 @@ mod tests {
         let (worker, peer) =
             (WorkerStats::default(), "192.0.2.1:8285".parse::<SocketAddrV4>().unwrap());
         let dropped = DroppedPacket { now_ns: 1, peer: Some(peer), packet: &[] };
-        worker.drop_send(peer, DropReason::SendBufferFull, 5, dropped);
-        worker.drop_send(peer, DropReason::SendForbidden, 2, dropped);
+        worker.drop_send(DropReason::SendBufferFull, 5, dropped);
+        worker.drop_send(DropReason::SendForbidden, 2, dropped);
         assert_eq!(worker.egress.drops_total(), 7);
-        assert_eq!(worker.by_peer.get(*peer.ip()).failed_sends, 2);
+        assert_eq!(WorkerStats::traffic([&worker], *peer.ip()).failed_sends, 2);
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub(crate) fn route_table(c: &mut Criterion) {
         });
     });
     let published = Published::new(table);
-    let mut reader = published.reader();
+    let mut reader = published.table.reader();
     group.bench_function("reader load", |b| b.iter(|| reader.load().peers().len()));
     group.finish();
 }

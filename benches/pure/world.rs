@@ -24,7 +24,7 @@ pub(crate) const POD: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
 pub(crate) enum Shape {
     /// /24 subnets side by side, as flannel leases them.
     Dense,
-    /// The same, but every 64th one is cut in half: the table needs its trie.
+    /// The same, but every 64th one is cut in half.
     Mixed,
 }
 

@@ -60,13 +60,18 @@ fn answer(packet: &[u8]) {
         Some(Answer::Lost { by, .. } | Answer::Refused { by, .. }) => {
             assert!(reply.is_none() && echo::is_answer_from(by, packet), "{packet:02x?}");
         }
+        Some(Answer::Asked(by)) => {
+            assert!(reply.is_none() && !echo::is_answer_from(by, packet), "{packet:02x?}");
+        }
         found => assert_eq!(found, expected),
     }
     echo::is_answer_from(Ipv4Addr::UNSPECIFIED, packet);
-    // What we send is no answer.
+    // What we send asks, and is no answer.
     let mut request = packet.to_vec();
     let [source, destination] = [Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST];
     let (ttl, identifier, sequence, token) = (echo::TTL, 7, 1, TOKEN);
     Request { source, destination, ttl, identifier, sequence, token }.write(&mut request);
-    assert_eq!(Answer::read(&request, &token_of), None);
+    let is_request = (echo::ECHO_BYTES_MIN..1 << 16).contains(&request.len());
+    let asked = is_request.then_some(Answer::Asked(source));
+    assert_eq!(Answer::read(&request, &token_of), asked);
 }

@@ -11,6 +11,7 @@ use crate::host::netlink::NetlinkError;
 use crate::host::overlay::OverlayError;
 
 use crate::backend::extension::command::CommandError;
+use crate::backend::handover::TakeOverError;
 use crate::backend::udp::kernel_plane::attachment::AttachError;
 
 /// The backend could not start.
@@ -60,15 +61,9 @@ pub enum StartError {
          grant CAP_BPF (and before kernel 5.11 CAP_SYS_RESOURCE), or choose --fast-path=auto"
     )]
     FastPath(#[from] AttachError),
-    /// The tunnel of the weftd that runs is not what this one would make.
-    #[error(
-        "cannot take over the tunnel of the weftd that runs, which goes on: {reason}; stop that \
-         one, and start this one without --take-over"
-    )]
-    TakeOver {
-        /// Where they differ.
-        reason: String,
-    },
+    /// The tunnel of the weftd that runs is no use.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
     /// io_uring was requested and is not available.
     #[error("cannot use io_uring, as --engine=io_uring asks; {cure}, or choose --engine=auto")]
     Ring {
@@ -86,7 +81,7 @@ impl StartError {
             return error.is_address_in_use();
         }
         // A kept device whose queues have not been torn down.
-        let is_taken = matches!(self, Self::Tun(TunError::Taken { .. }));
+        let is_taken = matches!(self, Self::Tun(TunError::Taken(_)));
         is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
     }
 }

@@ -1,10 +1,10 @@
 //! What one weftd hands to the next: the tunnel's descriptors, whose queues hold what comes
 //! meanwhile, and its workers, which may go on until those of the next one run.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fmt, io};
 
 use tokio::sync::watch;
 
@@ -54,11 +54,13 @@ pub enum Offered {
     Tunnel(Arc<Vec<OwnedFd>>),
 }
 
-impl fmt::Debug for Handover {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handover").field("offered", &self.0.offered).finish_non_exhaustive()
-    }
-}
+/// The tunnel of the weftd that runs is not what this one would make; where they differ.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot take over the tunnel of the weftd that runs, which goes on: {0}; stop that one, and \
+     start this one without --take-over"
+)]
+pub struct TakeOverError(String);
 
 impl Handover {
     /// For a start that goes on with these descriptors, if they suit it. If not, it fails where a
@@ -139,11 +141,11 @@ impl Handover {
     }
 
     /// Closes what this weftd was started with, if anything, and waits until its owner has closed
-    /// it, too. False, and nothing is touched, if that is a weftd that may go on with it.
-    #[must_use]
-    pub(super) async fn refuse(&self) -> bool {
+    /// it, too. An error for this `reason`, and nothing is touched, if that is a weftd that may go
+    /// on with it.
+    pub(super) async fn refuse(&self, reason: &str) -> Result<(), TakeOverError> {
         if self.0.owner == Owner::Running {
-            return false;
+            return Err(TakeOverError(reason.to_owned()));
         }
         drop(lock(&self.0.inherited).take());
         if self.0.owner == Owner::Replaced {
@@ -155,7 +157,7 @@ impl Handover {
         if self.0.has_inherited {
             self.0.offered.send_replace(Offered::Nothing);
         }
-        true
+        Ok(())
     }
 
     /// What there is for the next one now.

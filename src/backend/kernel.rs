@@ -132,7 +132,7 @@ impl KernelBackend {
         };
         if !matches!(backend.means, Means::Alloc) {
             let health = KernelHealth::open(port);
-            backend.reporter.reachability = health.view();
+            backend.reporter.reachability = health.health.view();
             backend.health = Some(health);
         }
         info!("{}", backend.report_external());

@@ -3,14 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use tokio::sync::watch;
 
 use crate::backend::peer::evidence::{Hosts, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
-use crate::backend::peer::state::Reachability;
 use crate::backend::status::PeerHosts;
 use crate::host::netlink::{self, NetlinkError, neighbours};
 use crate::host::state::EntryTable;
@@ -28,7 +24,7 @@ const TTL_BEYOND: u8 = 1;
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 pub(super) struct KernelHealth {
-    health: Health,
+    pub(super) health: Health,
     port: Option<u16>,
     /// The tables in which the kernel notes the peers' use.
     tables: BTreeSet<(u32, EntryTable)>,
@@ -53,10 +49,6 @@ impl KernelHealth {
             listed: BTreeSet::new(),
             was_missing: false,
         }
-    }
-
-    pub(super) fn view(&self) -> watch::Receiver<Arc<Reachability>> {
-        self.health.view()
     }
 
     /// Those that are `set` up are the peers from now on, with their hosts, behind the interface
@@ -85,7 +77,7 @@ impl KernelHealth {
         let forwarded = entries.filter(|entry| entry.table == EntryTable::Forwarding);
         self.forwarded = forwarded.map(|entry| entry.address).collect();
         self.tables = set.values().map(|way| (way.route.interface.index, table(way))).collect();
-        self.health.set_hosts(hosts, external);
+        self.health.machine.set_hosts(hosts, external);
     }
 
     /// Asks them, until the kernel lacks the forwarding entry of one, or has it again. Cancel-safe.

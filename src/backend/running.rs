@@ -56,10 +56,8 @@ impl BackendSettings {
         former: Option<&LeaseAttributes>,
     ) -> Result<Prepared, StartError> {
         if self.kind().carried_by() != CarriedBy::Workers {
-            if !claim.handover.refuse().await {
-                let reason = "the network configuration has another Backend now".to_owned();
-                return Err(StartError::TakeOver { reason });
-            }
+            let reason = "the network configuration has another Backend now";
+            claim.handover.refuse(reason).await?;
             warn_of_idle_flags(self.kind(), claim.dataplane);
         }
         let external = claim.external;

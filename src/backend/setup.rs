@@ -43,7 +43,7 @@ pub enum BackendSettings {
 const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
 
 /// What a backend is started with.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Setup {
     /// The interface that carries the traffic.
     pub external: ExternalInterface,
@@ -68,7 +68,6 @@ pub struct Setup {
 }
 
 /// What a backend reserves on the host with, before anything is written to the store.
-#[derive(Debug)]
 pub struct Claim<'a> {
     /// The interface that carries the traffic.
     pub external: &'a ExternalInterface,

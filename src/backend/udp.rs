@@ -32,7 +32,7 @@ use crate::route::{Prefix, Published, Table};
 
 use self::kernel_plane::attachment::clear_inward;
 use self::kernel_plane::{KernelPlane, clear_pair};
-use self::peers::PeerSet;
+use self::peers::next_table;
 use self::tunnel::Tunnel;
 
 pub(crate) use self::kernel_plane::pair_names;
@@ -44,7 +44,6 @@ pub(crate) use self::tun_device::remove_kept;
 pub struct UdpBackend {
     tunnel: Tunnel,
     kernel_plane: KernelPlane,
-    peers: PeerSet,
     port: u16,
     routes: Published,
     /// Tells of each published table.
@@ -64,8 +63,7 @@ impl UdpBackend {
         let tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone(), taken).await?;
         let tables = watch::Sender::default();
         let kernel_plane = KernelPlane::new(fast_path, tunnel.kernel_inputs(tables.subscribe()));
-        let peers = PeerSet::default();
-        Ok(Self { tunnel, kernel_plane, peers, port, routes, tables, handover })
+        Ok(Self { tunnel, kernel_plane, port, routes, tables, handover })
     }
 
     pub(super) fn view(&self) -> View {
@@ -81,11 +79,11 @@ impl UdpBackend {
     /// Follows the leases, and rebuilds what breaks; neither waits for the other. Runs until it is
     /// dropped, which stops the workers and removes the device, unless that is kept.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let Self { tunnel, kernel_plane, peers, port, routes, tables, handover } = self;
+        let Self { tunnel, kernel_plane, port, routes, tables, handover } = self;
         let follow_leases = async {
             loop {
-                peers.update(&*next_value(&mut leases).await, *port);
-                routes.publish(peers.table());
+                let leases = next_value(&mut leases).await;
+                routes.table.publish(next_table(&routes.table.load(), &leases, *port));
                 tables.send_replace(());
                 handover.is_carrying();
             }

@@ -27,7 +27,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let reachability = running.view.reachability.borrow().clone();
     match &running.view.workers {
         Some(Workers { stats, routes, taken, .. }) => {
-            let (table, spread) = (routes.load(), routes.load_spread());
+            let (table, spread) = (routes.table.load(), routes.spread.load());
             let mtu_bytes = running.view.state.borrow().mtu_bytes;
             let in_use: BTreeMap<_, _> =
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
@@ -38,7 +38,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                 asked(row, &reachability, *address.ip(), Some(address.port()));
                 let path_mtu_bytes = reachability.path_mtus.get(&row.subnet).copied();
                 row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
-                row.from_source_ports = Some(spread.contains(*address.ip()));
+                row.from_source_ports = Some(spread.contains(address.ip()));
                 if let (PeerState::Ok, Some(bytes)) = (row.state, path_mtu_bytes) {
                     row.state = PeerState::Narrow;
                     row.why = Some(format!(

@@ -28,13 +28,9 @@ pub enum TunError {
     },
     /// A kept device that another process has.
     #[error(
-        "another process has {name}, the device of a weftd of the same port and network: stop \
-         that one"
+        "another process has {0}, the device of a weftd of the same port and network: stop that one"
     )]
-    Taken {
-        /// The device.
-        name: String,
-    },
+    Taken(String),
     /// It is there, and cannot be set up.
     #[error("cannot {what} of {name}")]
     Refused {
@@ -109,23 +105,18 @@ impl Tun {
         if queues.windows(2).any(|pair| sys::mark(pair[0].as_fd()) == sys::mark(pair[1].as_fd())) {
             return Err(io::Error::other("which queue of the TUN device is which is not known"));
         }
-        let mut device: Option<(String, TunOffload)> = None;
-        let mut inherit = |queue: OwnedFd| {
-            let (name, found) = sys::identify(queue.as_fd())?;
-            let is_same = device.as_ref().is_none_or(|(other, _)| *other == name);
-            if !is_same || found & flags(usize::MAX) != kind {
-                return Err(io::Error::other(format!("the TUN device {name} is of another kind")));
+        let Some(first) = queues.first() else { return Ok(Vec::new()) };
+        let (name, _) = sys::identify(first.as_fd())?;
+        for queue in &queues {
+            let (other, found) = sys::identify(queue.as_fd())?;
+            if other != name || found & flags(usize::MAX) != kind {
+                return Err(io::Error::other(format!("the TUN device {other} is of another kind")));
             }
-            let (name, offload) = match &device {
-                Some(device) => device.clone(),
-                None => {
-                    set_vnet_header(&queue, &name).map_err(io::Error::other)?;
-                    device.insert((name, negotiate(queue.as_fd(), wanted))).clone()
-                }
-            };
-            Ok(Self { queue, name, offload })
-        };
-        queues.into_iter().map(&mut inherit).collect()
+        }
+        set_vnet_header(first, &name).map_err(io::Error::other)?;
+        let offload = negotiate(first.as_fd(), wanted);
+        let queues = queues.into_iter();
+        Ok(queues.map(|queue| Self { queue, name: name.clone(), offload }).collect())
     }
 
     /// The same queue, for another process.

@@ -11,7 +11,7 @@ use crate::forward::Context;
 use crate::stats::{DirectionStats, DropReason};
 
 use super::io::Io;
-use super::worker::{WorkerConfig, WorkerEnd};
+use super::worker::WorkerEnd;
 
 /// How long a direction of a worker is silent about further panics: whoever can cause one can cause
 /// thousands.
@@ -27,12 +27,7 @@ pub(super) trait Half {
 
     /// Moves the rest of the batch: what [`Progress`] has not handed out yet. After an error, too,
     /// every packet of the batch has its outcome.
-    fn move_batch(
-        &mut self,
-        io: &mut impl Io,
-        config: &WorkerConfig,
-        context: &Context<'_>,
-    ) -> Result<(), WorkerEnd>;
+    fn move_batch(&mut self, io: &mut impl Io, context: &Context<'_>) -> Result<(), WorkerEnd>;
 
     /// How far the turn has come.
     fn progress(&mut self) -> &mut Progress;
@@ -99,20 +94,19 @@ impl Progress {
 pub(super) fn turn(
     half: &mut impl Half,
     io: &mut impl Io,
-    config: &WorkerConfig,
     context: &Context<'_>,
 ) -> Result<(), WorkerEnd> {
     loop {
-        let caught = match catch(|| half.move_batch(io, config, context)) {
+        let (payload, what) = match catch(|| half.move_batch(io, context)) {
             Ok(moved) => return moved,
             Err(caught) => caught,
         };
         let lost = half.progress().settle(context.stats);
         let goes_on = io.is_idle();
-        report(half, &caught.what, lost, goes_on, context.now_ns);
+        report(half, &what, lost, goes_on, context.now_ns);
         if !goes_on {
             // The kernel may still use the arenas.
-            resume_unwind(caught.payload);
+            resume_unwind(payload);
         }
         half.abandon();
         if half.progress().next == half.progress().count {
@@ -141,12 +135,8 @@ fn report<H: Half>(half: &mut H, what: &str, lost: u64, goes_on: bool, now_ns: u
     );
 }
 
-/// A panic that was caught.
-struct Caught {
-    payload: Box<dyn Any + Send>,
-    /// Its message and its place in the source.
-    what: String,
-}
+/// A panic that was caught: its payload; its message and its place in the source.
+type Caught = (Box<dyn Any + Send>, String);
 
 thread_local! {
     /// Whether this thread's panics are caught, and reported by whoever catches them.
@@ -159,7 +149,7 @@ fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Caught> {
     CATCHING.set(true);
     let done = catch_unwind(AssertUnwindSafe(work));
     CATCHING.set(false);
-    done.map_err(|payload| Caught { payload, what: WHAT.take() })
+    done.map_err(|payload| (payload, WHAT.take()))
 }
 
 /// Keeps panics that are caught here from being written to stderr each: the hook does so on the

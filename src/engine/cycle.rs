@@ -46,21 +46,21 @@ pub(super) fn run(
     mut budget: Option<Budget>,
     stop: &Stop,
 ) -> WorkerEnd {
-    let mut routes = config.routes.reader();
+    let mut routes = config.routes.table.reader();
     let mut egress = EgressHalf::new(config, read_bytes);
     let mut ingress = IngressHalf::new(config);
     let (mut idle, mut lanes) = (Idle::default(), Lanes::new(config.bulk.len()));
     let stats = &config.stats;
     // What the device and the socket of an earlier weftd hold is not dropped for lack of a route.
-    while routes.load().is_provisional() && !stop.requested() {
+    while routes.load().is_provisional && !stop.requested() {
         poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&FIRST_TABLE_PERIOD)).ok();
-        stats.last_turn.is_at(monotonic_ns());
+        stats.last_turn_ns.set(monotonic_ns());
     }
     let mut ready = Ready::BOTH;
     let mut retry_at_ns = 0;
     let end = loop {
         let now_ns = monotonic_ns();
-        stats.last_turn.is_at(now_ns);
+        stats.last_turn_ns.set(now_ns);
         if let Some(known) = budget.as_mut().filter(|budget| budget.is_look_due(now_ns))
             && !known.look(now_ns, thread_ns())
         {
@@ -68,7 +68,7 @@ pub(super) fn run(
         }
         if now_ns >= retry_at_ns {
             retry_at_ns = now_ns + REFUSED_RETRY_NS;
-            egress.retry_refused(config);
+            egress.retry_refused();
         }
         egress.clear();
         ingress.receives.clear();
@@ -79,11 +79,11 @@ pub(super) fn run(
             gather(&mut io, &mut lanes, ready, &mut egress.reads, &mut ingress.receives)
         };
         egress.begin_turn();
-        ingress.begin_turn(config);
+        ingress.begin_turn();
         let (table, local) = (routes.load(), local(config));
         let context = |stats| context(config, &local, table, stats, now_ns);
-        let sent = contain::turn(&mut egress, &mut io, config, &context(&stats.egress));
-        let written = contain::turn(&mut ingress, &mut io, config, &context(&stats.ingress));
+        let sent = contain::turn(&mut egress, &mut io, &context(&stats.egress));
+        let written = contain::turn(&mut ingress, &mut io, &context(&stats.ingress));
         if let Err(end) = gathered.and(sent).and(written) {
             break end;
         }
@@ -102,7 +102,7 @@ pub(super) fn run(
         egress.waits_until_ns = Some(0);
         let (table, local) = (routes.load(), local(config));
         let context = context(config, &local, table, &stats.egress, monotonic_ns());
-        let _ended_already = contain::turn(&mut egress, &mut io, config, &context);
+        let _ended_already = contain::turn(&mut egress, &mut io, &context);
     }
     end
 }
@@ -284,7 +284,7 @@ mod tests {
 
     use super::*;
     use crate::engine::contain::tests::Scene;
-    use crate::engine::{Engine, EngineWanted, Worker};
+    use crate::engine::{Engine, Worker};
     use crate::offload::VNET_HEADER_BYTES;
     use crate::route::Published;
     use crate::sys::tun_io::{Write, WriteBatch};
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_worker_without_a_table_leaves_packets_where_they_are() {
-        let (scene, mut config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
+        let (scene, mut config) = Scene::new(Some(Engine::Mmsg));
         config.routes = Published::new(Table::provisional());
         let (routes, stats) = (config.routes.clone(), Arc::clone(&config.stats));
         scene.give_host(b"no packet");
@@ -390,7 +390,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         let received = || stats.egress.packets_received.get();
         assert_eq!(received(), 0, "dropped before any lease is known");
-        routes.publish(Table::build(Vec::new()));
+        routes.table.publish(Table::build(Vec::new()));
         while received() == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_sleeper_is_woken_by_each_source() {
-        let (scene, config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
+        let (scene, config) = Scene::new(Some(Engine::Mmsg));
         let stop = Stop::new().unwrap();
         scene.give_host(b"x");
         let tun = Ready { tun: true, bulk: 0, socket: false };
@@ -410,7 +410,7 @@ mod tests {
         let room =
             sleep(&config, &stop, Some(Room { limit_ns: 999_999_999, is_source: false })).unwrap();
         assert!(!room.tun, "what the device has could not be sent");
-        let (_scene, config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
+        let (_scene, config) = Scene::new(Some(Engine::Mmsg));
         stop.request();
         assert_eq!(
             sleep(&config, &stop, None).unwrap(),

@@ -31,7 +31,8 @@ const HEADERS_BYTES: usize = 64 << 10;
 /// and the kernel drops what does not fit there. Receiving goes on.
 const ROOM_WAIT_NS: u64 = 2_000_000;
 
-pub(super) struct EgressHalf {
+pub(super) struct EgressHalf<'a> {
+    config: &'a WorkerConfig,
     pub(super) reads: Reads,
     egress: Egress,
     batch: SendBatch,
@@ -47,15 +48,10 @@ pub(super) struct EgressHalf {
     progress: Progress,
 }
 
-impl Half for EgressHalf {
+impl Half for EgressHalf<'_> {
     const SOURCE: &'static str = "this host";
 
-    fn move_batch(
-        &mut self,
-        _: &mut impl Io,
-        config: &WorkerConfig,
-        context: &Context<'_>,
-    ) -> Result<(), WorkerEnd> {
+    fn move_batch(&mut self, _: &mut impl Io, context: &Context<'_>) -> Result<(), WorkerEnd> {
         for _ in 0..std::mem::take(&mut self.reads.unreadable) {
             self.egress.unreadable(context);
         }
@@ -63,7 +59,7 @@ impl Half for EgressHalf {
         let mut taken = if self.is_waiting() { Err(Full) } else { Ok(()) };
         loop {
             while taken.is_err() {
-                if !self.send_plan(config, context) {
+                if !self.send_plan(context) {
                     return Ok(());
                 }
                 taken = self.egress.resume(context, &mut self.reads.arena);
@@ -73,9 +69,9 @@ impl Half for EgressHalf {
             let arena = &mut self.reads.arena;
             taken = self.egress.process(context, arena, &read.vnet_header, read.packet);
         }
-        if self.send_plan(config, context) {
+        if self.send_plan(context) {
             self.waits_until_ns = None;
-            self.write_replies(config);
+            self.write_replies();
         }
         Ok(())
     }
@@ -94,10 +90,11 @@ impl Half for EgressHalf {
     }
 }
 
-impl EgressHalf {
+impl<'a> EgressHalf<'a> {
     /// For reads that fill the first `read_bytes` of an arena.
-    pub(super) fn new(config: &WorkerConfig, read_bytes: usize) -> Self {
+    pub(super) fn new(config: &'a WorkerConfig, read_bytes: usize) -> Self {
         Self {
+            config,
             reads: Reads::new(read_bytes + HEADERS_BYTES),
             egress: Egress::new(config.socket.segments_max, read_bytes),
             batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * SPANS_PER_MESSAGE),
@@ -111,8 +108,8 @@ impl EgressHalf {
     }
 
     /// Tries GSO again where it was refused, and datagrams without fragmentation.
-    pub(super) fn retry_refused(&mut self, config: &WorkerConfig) {
-        config.socket.set_fragmenting(false);
+    pub(super) fn retry_refused(&mut self) {
+        self.config.socket.set_fragmenting(false);
         self.egress.plan.allow_gso();
     }
 
@@ -138,9 +135,9 @@ impl EgressHalf {
     }
 
     /// Sends what is left of the plan; returns whether that was all of it.
-    fn send_plan(&mut self, config: &WorkerConfig, context: &Context<'_>) -> bool {
-        let Self { reads, egress, batch, singles, settled, waits_until_ns, offers, .. } = self;
-        let waits_for_source = &mut self.waits_for_source;
+    fn send_plan(&mut self, context: &Context<'_>) -> bool {
+        let Self { config, reads, egress, batch, singles, settled, offers, .. } = self;
+        let Self { waits_until_ns, waits_for_source, .. } = self;
         let (arena, plan) = (&reads.arena, &egress.plan);
         let messages = plan.messages();
         let mut refusing = None;
@@ -168,9 +165,7 @@ impl EgressHalf {
             |range, outcome| match outcome {
                 Outcome::Sent => {
                     for index in range {
-                        let message = &messages[index];
-                        count_sent(config, 1, message.segments.into(), message.bytes.into());
-                        count_for_peer(config, arena, plan, index);
+                        count_sent(config, arena, plan, index);
                     }
                 }
                 Outcome::Refused => {
@@ -194,7 +189,7 @@ impl EgressHalf {
                 Outcome::Dropped(reason) => {
                     let Message { destination, segments, .. } = messages[range.start];
                     let dropped = dropped(context, destination, arena, plan.spans(range.start));
-                    config.stats.drop_send(destination, reason, u64::from(segments), dropped);
+                    config.stats.drop_send(reason, u64::from(segments), dropped);
                 }
             },
         );
@@ -209,23 +204,24 @@ impl EgressHalf {
         is_done
     }
 
-    fn write_replies(&mut self, config: &WorkerConfig) {
+    fn write_replies(&mut self) {
         let replies = &mut self.egress.replies;
         for (_, bytes) in replies.iter() {
             let header = [0; VNET_HEADER_BYTES];
             // The sender repeats what mattered, and so will the error.
-            config.tun.write(&[IoSlice::new(&header), IoSlice::new(bytes)]).ok();
+            self.config.tun.write(&[IoSlice::new(&header), IoSlice::new(bytes)]).ok();
         }
         replies.clear();
     }
 }
 
-/// Counts message `index` for the peer that it went to, and marks the peer if its datagrams are
-/// long. A message that begins with this host's own answer to an echo marks nobody, and one that is
-/// nothing else counts for nobody: a peer that asks whether we are there, or how wide its path is,
-/// must not have us ask it in turn, and then itself again, for ever.
-fn count_for_peer(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
+/// Counts message `index`, also for the peer that it went to, and marks the peer if its datagrams
+/// are long. A message that begins with this host's own answer to an echo marks nobody, and one
+/// that is nothing else counts for no peer: one that asks whether we are there, or how wide its
+/// path is, must not have us ask it in turn, and then itself again, for ever.
+fn count_sent(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
     let Message { destination, segment_bytes, segments, bytes, .. } = plan.messages()[index];
+    config.stats.egress.forwarded(1, segments.into(), bytes.into());
     let packet = plan.spans(index).first().and_then(|span| span.of(arena));
     let is_answer =
         packet.is_some_and(|packet| echo::is_answer_from(config.local.tun_address, packet));
@@ -278,7 +274,7 @@ fn send_one_by_one(
                     let (first, count) = (range.start, range.len());
                     let spans = datagrams(first).take(count).flatten();
                     let bytes = spans.map(|span| u64::from(span.bytes)).sum();
-                    count_sent(config, count as u64, count as u64, bytes);
+                    stats.egress.forwarded(count as u64, count as u64, bytes);
                     stats.by_peer.sent(*destination.ip(), count as u64, bytes);
                     sent += count;
                     return;
@@ -289,15 +285,8 @@ fn send_one_by_one(
             refusal = Some(reason);
             let spans = datagrams(range.start).next().unwrap_or_default();
             let dropped = dropped(context, destination, arena, &spans);
-            stats.drop_send(destination, reason, 1, dropped);
+            stats.drop_send(reason, 1, dropped);
         },
     );
     (sent, refusal)
-}
-
-fn count_sent(config: &WorkerConfig, writes: u64, packets: u64, bytes: u64) {
-    let stats = &config.stats.egress;
-    stats.packets_forwarded.add(packets);
-    stats.bytes_forwarded.add(bytes);
-    stats.writes.add(writes);
 }

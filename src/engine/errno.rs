@@ -46,29 +46,20 @@ pub(super) fn classify_send_error(error: &io::Error, is_batch: bool) -> SendErro
     }
 }
 
-/// What to do after a failed TUN write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WriteError {
-    /// The super-packet itself is the problem: write the same packets one by one.
-    SuperPacket,
-    /// The packet can't go: drop it for this reason.
-    Drop(DropReason),
-    /// The device is gone.
-    Gone,
+/// Why what a failed TUN write held is dropped; nothing if the super-packet, which it was if
+/// `is_super`, is itself the problem: then the same packets are written one by one.
+pub(super) fn write_failure(error: &io::Error, is_super: bool) -> Option<DropReason> {
+    match Errno::from_io_error(error) {
+        Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::MSGSIZE) if is_super => None,
+        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => Some(DropReason::TunFull),
+        _ => Some(DropReason::TunWriteFailed),
+    }
 }
 
-/// Reads the errno of a TUN write. `is_super` says whether it was a super-packet.
-///
-/// EBADFD: the device was deleted under the descriptor (drivers/net/tun.c). EIO: it is down.
-pub(super) fn classify_write_error(error: &io::Error, is_super: bool) -> WriteError {
-    match Errno::from_io_error(error) {
-        Some(Errno::BADFD) => WriteError::Gone,
-        Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::MSGSIZE) if is_super => {
-            WriteError::SuperPacket
-        }
-        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => WriteError::Drop(DropReason::TunFull),
-        _ => WriteError::Drop(DropReason::TunWriteFailed),
-    }
+/// Whether a failed TUN write says that the device was deleted under the descriptor
+/// (drivers/net/tun.c); EIO says that it is down.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::BADFD)
 }
 
 /// What a failed receive means: mostly no more than that nothing is to be had now.
@@ -116,11 +107,11 @@ mod tests {
 
     #[test]
     fn a_deleted_device_differs_from_one_down() {
-        let of = |errno: Errno, is_super| classify_write_error(&errno.into(), is_super);
-        assert_eq!(of(Errno::BADFD, true), WriteError::Gone);
-        let down = WriteError::Drop(DropReason::TunWriteFailed);
-        assert_eq!(of(Errno::IO, true), down);
-        assert_eq!(of(Errno::INVAL, false), down);
-        assert_eq!(of(Errno::INVAL, true), WriteError::SuperPacket);
+        let of = |errno: Errno, is_super| write_failure(&errno.into(), is_super);
+        assert!(is_gone(&Errno::BADFD.into()) && !is_gone(&Errno::IO.into()));
+        for (errno, is_super) in [(Errno::BADFD, true), (Errno::IO, true), (Errno::INVAL, false)] {
+            assert_eq!(of(errno, is_super), Some(DropReason::TunWriteFailed));
+        }
+        assert_eq!(of(Errno::INVAL, true), None);
     }
 }

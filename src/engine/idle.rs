@@ -41,7 +41,7 @@ const SMALL_BYTES_MAX: usize = 512;
 /// worth it doubles them, so that a ping-pong that looks like a stream on a busy processor meets
 /// a nap in one packet of a hundred soon, of a thousand later.
 const STREAM_TURNS: u32 = 4;
-const STREAM_TURNS_MAX: u32 = 1024;
+const STREAM_DOUBLINGS_MAX: u32 = 8;
 
 /// What to do before the next turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,17 +90,11 @@ pub(super) struct Idle {
 }
 
 /// Whether small packets come so fast that a nap pays.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Stream {
     turns: u32,
-    turns_wanted: u32,
+    doublings: u32,
     napped: bool,
-}
-
-impl Default for Stream {
-    fn default() -> Self {
-        Self { turns: 0, turns_wanted: STREAM_TURNS, napped: false }
-    }
 }
 
 impl Stream {
@@ -108,12 +102,12 @@ impl Stream {
         let small = moved.packets > 0 && moved.bytes <= moved.packets * SMALL_BYTES_MAX;
         if self.napped && moved.packets < NAP_PACKETS_MIN {
             self.turns = 0;
-            self.turns_wanted = (self.turns_wanted * 2).min(STREAM_TURNS_MAX);
+            self.doublings = (self.doublings + 1).min(STREAM_DOUBLINGS_MAX);
         } else if !small {
             self.turns = 0;
         } else {
             if self.napped {
-                self.turns_wanted = STREAM_TURNS;
+                self.doublings = 0;
             }
             self.turns = self.turns.saturating_add(1);
         }
@@ -121,7 +115,7 @@ impl Stream {
     }
 
     fn naps(&mut self) -> bool {
-        self.napped = self.turns >= self.turns_wanted;
+        self.napped = self.turns >= STREAM_TURNS << self.doublings;
         self.napped
     }
 }

@@ -12,12 +12,12 @@ use crate::offload::{
 };
 use crate::packet::Span;
 use crate::packet::ecn::Ecn;
-use crate::stats::{DirectionStats, DropReason, DroppedPacket};
+use crate::stats::{DropReason, DroppedPacket};
 use crate::sys::tun_io::{Write, WriteBatch};
 use crate::sys::udp::{Datagrams, SendBatch};
 
 use super::contain::{Half, Progress};
-use super::errno::{WriteError, classify_write_error};
+use super::errno::{is_gone, write_failure};
 use super::io::{Io, RECEIVE_SLOTS, Receives};
 use super::worker::{WorkerConfig, WorkerEnd};
 
@@ -25,7 +25,8 @@ use super::worker::{WorkerConfig, WorkerEnd};
 /// that comes in waves needs no such question.
 const BUSY_TURNS_MIN: u32 = 4;
 
-pub(super) struct IngressHalf {
+pub(super) struct IngressHalf<'a> {
+    config: &'a WorkerConfig,
     pub(super) receives: Receives,
     ingress: Ingress,
     writes: WriteBatch,
@@ -35,16 +36,11 @@ pub(super) struct IngressHalf {
     progress: Progress,
 }
 
-impl Half for IngressHalf {
+impl Half for IngressHalf<'_> {
     const SOURCE: &'static str = "the network";
 
-    fn move_batch(
-        &mut self,
-        io: &mut impl Io,
-        config: &WorkerConfig,
-        context: &Context<'_>,
-    ) -> Result<(), WorkerEnd> {
-        let mut outcome = Ok(());
+    fn move_batch(&mut self, io: &mut impl Io, context: &Context<'_>) -> Result<(), WorkerEnd> {
+        let (config, mut outcome) = (self.config, Ok(()));
         while let Some(index) = self.progress.next(context.stats) {
             let (slot, received) = self.receives.filled[index];
             if let Some(overflows) = received.overflows {
@@ -59,7 +55,7 @@ impl Half for IngressHalf {
             };
             let mut taken = self.ingress.process(context, &mut self.receives.arena, batch);
             while taken.is_err() {
-                let written = self.write_plan(io, config, context);
+                let written = self.write_plan(io, context);
                 outcome = outcome.and(written);
                 taken = self.ingress.resume(context, &mut self.receives.arena);
             }
@@ -71,8 +67,8 @@ impl Half for IngressHalf {
                 });
             }
         }
-        let written = self.write_plan(io, config, context);
-        self.send_replies(config);
+        let written = self.write_plan(io, context);
+        self.send_replies();
         outcome.and(written)
     }
 
@@ -89,14 +85,15 @@ impl Half for IngressHalf {
     }
 }
 
-impl IngressHalf {
-    pub(super) fn new(config: &WorkerConfig) -> Self {
+impl<'a> IngressHalf<'a> {
+    pub(super) fn new(config: &'a WorkerConfig) -> Self {
         let (offload, of_socket) = (config.tun.offload, config.socket.segments_max);
         let limits = CoalesceLimits {
             tcp: offload.tso,
             udp_segments_max: if offload.uso { of_socket.max(SEGMENTS_MIN) } else { 1 },
         };
         Self {
+            config,
             receives: Receives::new(),
             ingress: Ingress::new(limits),
             writes: WriteBatch::new(ITEMS_MAX, ITEMS_MAX * PACKETS_PER_ITEM),
@@ -107,23 +104,18 @@ impl IngressHalf {
     }
 
     /// What was received is to be moved to the last packet, whatever became of the device.
-    pub(super) fn begin_turn(&mut self, config: &WorkerConfig) {
+    pub(super) fn begin_turn(&mut self) {
         let is_busy = !self.receives.moved.drained;
         self.busy_turns = if is_busy { self.busy_turns.saturating_add(1) } else { 0 };
-        let fill = if self.busy_turns < BUSY_TURNS_MIN { None } else { config.socket.fill() };
+        let fill = if self.busy_turns < BUSY_TURNS_MIN { None } else { self.config.socket.fill() };
         self.ingress.set_fill(fill.unwrap_or_default());
         self.progress.start(self.receives.filled.len());
     }
 
     /// Carries out the writes planned so far. Those that a device gone meanwhile can't take are
     /// dropped like any other, so that every packet received has its outcome.
-    fn write_plan(
-        &mut self,
-        io: &mut impl Io,
-        config: &WorkerConfig,
-        context: &Context<'_>,
-    ) -> Result<(), WorkerEnd> {
-        let Self { receives, ingress, writes, .. } = self;
+    fn write_plan(&mut self, io: &mut impl Io, context: &Context<'_>) -> Result<(), WorkerEnd> {
+        let Self { config, receives, ingress, writes, .. } = self;
         let (arena, plan) = (&mut receives.arena, &mut ingress.coalescer);
         plan.finish(arena);
         let (mut first, mut outcome) = (0, Ok(()));
@@ -146,14 +138,14 @@ impl IngressHalf {
         outcome
     }
 
-    fn send_replies(&mut self, config: &WorkerConfig) {
+    fn send_replies(&mut self) {
         let replies = &mut self.ingress.replies;
         for (endpoint, bytes) in replies.iter() {
             let Some(destination) = endpoint else { continue };
             let spans = [Span::new(0, bytes.len())];
             let message = Datagrams { destination, segment_bytes: None, spans };
             // The sender repeats what mattered, and so will the error.
-            self.reply.send(config.socket.as_fd(), bytes, once(message)).ok();
+            self.reply.send(self.config.socket.as_fd(), bytes, once(message)).ok();
         }
         replies.clear();
     }
@@ -171,26 +163,18 @@ fn settle_write(
 ) -> Result<(), WorkerEnd> {
     let item = plan.items()[index];
     let Err(error) = written else {
-        count_written(context.stats, u64::from(item.packets), item.packet_bytes());
+        context.stats.forwarded(1, item.packets.into(), item.packet_bytes());
         return Ok(());
     };
-    let drop = |reason, arena: &[u8]| {
+    if let Some(reason) = write_failure(&error, item.merged().is_some()) {
         let first = plan.spans(index).first().and_then(|span| span.of(arena));
         drop_packet(context, reason, item.packets.into(), first.unwrap_or_default());
-    };
-    match classify_write_error(&error, item.merged().is_some()) {
-        WriteError::Gone => {
-            drop(DropReason::TunWriteFailed, arena);
-            return Err(WorkerEnd::TunGone(error));
-        }
-        WriteError::Drop(reason) => drop(reason, arena),
-        WriteError::SuperPacket => {
-            config.stats.tun_fallbacks.add(1);
-            write_one_by_one(config, context, arena, plan, index);
-            disable(plan, item.merged());
-        }
+    } else {
+        config.stats.tun_fallbacks.add(1);
+        write_one_by_one(config, context, arena, plan, index);
+        disable(plan, item.merged());
     }
-    Ok(())
+    if is_gone(&error) { Err(WorkerEnd::TunGone(error)) } else { Ok(()) }
 }
 
 /// Writes the packets of a refused super-packet, as they were received, each on its own.
@@ -205,13 +189,11 @@ fn write_one_by_one(
     for span in plan.unmerge(arena, index) {
         let packet = &arena[span.range()];
         match config.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]) {
-            Ok(()) => count_written(context.stats, 1, packet.len() as u64),
-            Err(error) => match classify_write_error(&error, false) {
-                WriteError::Drop(reason) => drop_packet(context, reason, 1, packet),
-                WriteError::Gone | WriteError::SuperPacket => {
-                    drop_packet(context, DropReason::TunWriteFailed, 1, packet);
-                }
-            },
+            Ok(()) => context.stats.forwarded(1, 1, packet.len() as u64),
+            Err(error) => {
+                let reason = write_failure(&error, false).unwrap_or(DropReason::TunWriteFailed);
+                drop_packet(context, reason, 1, packet);
+            }
         }
     }
 }
@@ -219,12 +201,6 @@ fn write_one_by_one(
 fn drop_packet(context: &Context<'_>, reason: DropReason, packets: u64, packet: &[u8]) {
     let dropped = DroppedPacket { now_ns: context.now_ns, peer: None, packet };
     context.stats.drop_packet(reason, packets, dropped);
-}
-
-fn count_written(stats: &DirectionStats, packets: u64, bytes: u64) {
-    stats.packets_forwarded.add(packets);
-    stats.bytes_forwarded.add(bytes);
-    stats.writes.add(1);
 }
 
 /// Stops merging the kind that the device refused.

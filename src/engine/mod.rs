@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
-use crate::rights::{self, Reschedules, RightsError};
+use crate::rights::{self, RightsError};
 use crate::stats::WorkerStats;
 
 use self::mmsg::Mmsg;
@@ -38,12 +38,12 @@ use self::priority::Budget;
 use self::ring::RingIo;
 
 pub use self::ring::RING_ENTRIES;
+pub use crate::rights::Priority;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use cycle::monotonic_ns;
-pub use priority::Priority;
 pub use wake::Stop;
-pub use worker::{Engine, EngineWanted, WorkerConfig, WorkerEnd};
+pub use worker::{Engine, WorkerConfig, WorkerEnd};
 
 /// The threads of the dataplane are named so, with their numbers behind it.
 pub const WORKER_NAME: &str = "weft-worker-";
@@ -54,7 +54,9 @@ const STALLED_AFTER: Duration = Duration::from_secs(3 * cycle::SLEEP_MAX_SECONDS
 
 /// How long the worker that counts in `stats` has hung, if it does.
 pub fn stalled_for(stats: &WorkerStats) -> Option<Duration> {
-    stats.last_turn.age(monotonic_ns()).filter(|age| *age > STALLED_AFTER)
+    let last_ns = stats.last_turn_ns.get();
+    let age = Duration::from_nanos(monotonic_ns().saturating_sub(last_ns));
+    (last_ns != 0 && age > STALLED_AFTER).then_some(age)
 }
 
 /// What a worker runs.
@@ -158,7 +160,7 @@ fn run(
 ) -> Option<WorkerEnd> {
     // Before the arenas are made, so that their memory is this processor's.
     let processor = config.processor.filter(|&processor| pin(processor));
-    let opened = (config.engine != EngineWanted::Only(Engine::Mmsg)).then(|| {
+    let opened = (config.engine != Some(Engine::Mmsg)).then(|| {
         // A ring that is made later, for a device that is made again, is asked for with no more.
         // What this can't give up, the worker can't either, and says so.
         rights::keep_capabilities_of_control().ok();
@@ -167,7 +169,7 @@ fn run(
     let (ring, fallback) = match opened {
         None => (None, None),
         Some(Ok(ring)) => (Some(ring), None),
-        Some(Err(error)) if config.engine == EngineWanted::Best => (None, Some(error)),
+        Some(Err(error)) if config.engine.is_none() => (None, Some(error)),
         Some(Err(error)) => {
             report.send(Err(error)).unwrap_or_default();
             return None;
@@ -175,12 +177,12 @@ fn run(
     };
     // Refused, naps are half as long again: the default slack is 50 us.
     set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
-    config.stats.last_turn.is_at(monotonic_ns());
+    config.stats.last_turn_ns.set(monotonic_ns());
     let engine = if ring.is_some() { Engine::IoUring } else { Engine::Mmsg };
     let (priority, no_real_time) = priority::settle(config.comes_first);
     let budget = Budget::new(priority);
     // From here on this thread asks the kernel for nothing but to move packets.
-    let rights = rights::keep_for_worker(reschedules(priority)).err();
+    let rights = rights::keep_for_worker(priority).err();
     // The owner waits for this, so it is there to be told.
     let running = Running { engine, fallback, processor, rights, priority, no_real_time };
     report.send(Ok(running)).unwrap_or_default();
@@ -188,15 +190,6 @@ fn run(
         Some(ring) => cycle::run(ring, ring::READ_BYTES, &config, budget, stop),
         None => cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, budget, stop),
     })
-}
-
-/// What a worker may change of how it is scheduled.
-fn reschedules(priority: Priority) -> Reschedules {
-    match priority {
-        Priority::RealTime => Reschedules::ToRealTime,
-        Priority::ShortSlice => Reschedules::Freely,
-        Priority::Ordinary => Reschedules::Never,
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::io;
 use crate::forward::Context;
 use crate::offload::Message;
 use crate::route::{HostSet, Reader};
-use crate::stats::{DropReason, PACKET_OVERHEAD};
+use crate::stats::{DropReason, PACKET_OVERHEAD, WorkerStats};
 
 use super::errno::{SendError, classify_send_error};
 use super::refused::Refused;
@@ -36,8 +36,8 @@ pub(super) struct Offers {
 impl Offers {
     pub(super) fn new(config: &WorkerConfig) -> Self {
         Self {
-            spread: config.routes.spread(),
-            unresolved: config.routes.unresolved(),
+            spread: config.routes.spread.reader(),
+            unresolved: config.routes.unresolved.reader(),
             refused: Refused::peers(),
             refused_there: Refused::ports(),
             is_roomy: [None; 2],
@@ -76,7 +76,7 @@ impl Offers {
     /// Whether it is sent from this worker's own port.
     pub(super) fn is_by_source(&mut self, message: &Message, now_ns: u64) -> bool {
         let host = *message.destination.ip();
-        self.spread.load().contains(host) && self.refused_there.reason(host, now_ns).is_none()
+        self.spread.load().contains(&host) && self.refused_there.reason(host, now_ns).is_none()
     }
 
     /// What the kernel refuses of this worker's own port, or else of the tunnel's.
@@ -94,7 +94,7 @@ impl Offers {
         is_spread: bool,
     ) -> Option<DropReason> {
         let host = *message.destination.ip();
-        if self.unresolved.load().contains(host) {
+        if self.unresolved.load().contains(&host) {
             return Some(DropReason::SendUnresolved);
         }
         if let Some(reason) = self.refused.reason(host, context.now_ns) {
@@ -160,12 +160,12 @@ impl Trickle {
 /// the send buffer for seconds, and enough of such hosts would leave the others none.
 fn is_unanswered(config: &WorkerConfig, context: &Context<'_>, message: &Message) -> bool {
     let Message { destination, segments, bytes, .. } = *message;
-    let heard = || config.team.iter().map(|worker| worker.by_peer.get(*destination.ip()));
+    let team = || config.team.iter().map(|worker| &**worker);
     config.stats.by_peer.is_unanswered(
         *destination.ip(),
         (segments.into(), bytes.into()),
         context.now_ns,
-        || heard().map(|traffic| traffic.packets_received).sum(),
+        || WorkerStats::traffic(team(), *destination.ip()).packets_received,
     )
 }
 

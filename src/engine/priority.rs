@@ -4,8 +4,8 @@
 
 use std::io;
 
+use crate::rights::Priority;
 use crate::sys::schedule::{Class, class, set_class};
-use crate::words::words;
 
 /// Before others a worker may run for an eighth of the time: what thousands of packets a second
 /// take. Beside a flood a busy program keeps what a tunnel of the kernel leaves it.
@@ -21,18 +21,6 @@ const LOOK_NS: u64 = 1_000_000;
 /// Asked of the scheduler where real time can't be had: the shortest that it grants (kernel/sched,
 /// since 6.12). Who wants to run briefly runs soon.
 const SLICE_NS: u64 = 100_000;
-
-words! {
-    /// How a worker gets a processor.
-    Priority {
-        /// Before every ordinary thread, while it does not use much.
-        RealTime = "real-time",
-        /// Before others who have had as much, because it runs briefly, while it does.
-        ShortSlice = "short-slice",
-        /// Like any other thread.
-        Ordinary = "ordinary",
-    }
-}
 
 /// The best that the calling thread can have, if it is to come `first`; and why it is not real time
 /// then.

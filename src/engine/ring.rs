@@ -66,10 +66,10 @@ impl Asking {
 
 impl RingIo {
     pub(super) fn open(config: &WorkerConfig) -> Result<Self, RingError> {
-        let (tun, socket) = (config.tun.as_fd(), config.socket.as_fd());
-        let bulk: Vec<_> = config.bulk.iter().map(AsFd::as_fd).collect();
-        let ring = Ring::open(config.ring_entries, OPERATIONS_MAX, tun, socket, &bulk)?;
-        let reads = (0..=bulk.len()).map(|_| Asking::new()).collect();
+        let mut files = vec![config.tun.as_fd(), config.socket.as_fd()];
+        files.extend(config.bulk.iter().map(AsFd::as_fd));
+        let ring = Ring::open(config.ring_entries, OPERATIONS_MAX, &files)?;
+        let reads = (0..=config.bulk.len()).map(|_| Asking::new()).collect();
         Ok(Self { ring, reads, receives: Asking::new(), slot: 0 })
     }
 }

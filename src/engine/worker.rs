@@ -35,8 +35,8 @@ pub struct WorkerConfig {
     pub team: Arc<[Arc<WorkerStats>]>,
     /// The limit of ICMP errors, the same one for all workers of a daemon.
     pub icmp_limit: Arc<IcmpLimiter>,
-    /// How it is to do its I/O.
-    pub engine: EngineWanted,
+    /// How it is to do its I/O; with `None` by io_uring where it can be had, else by mmsg.
+    pub engine: Option<Engine>,
     /// Whether it is to get a processor that others keep busy before them.
     pub comes_first: bool,
     /// Submissions that an io_uring holds, a power of two: [`super::RING_ENTRIES`], or fewer, which
@@ -59,15 +59,6 @@ words! {
         /// Batches of both through an io_uring.
         IoUring = "io_uring",
     }
-}
-
-/// Which engine a worker is to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineWanted {
-    /// This one, or none.
-    Only(Engine),
-    /// io_uring where it can be had, else mmsg.
-    Best,
 }
 
 /// Why a worker ended.

@@ -42,18 +42,16 @@ pub struct Settings {
     /// When they stop to leave fast streams of small datagrams to the workers, who send them in
     /// trains; the same clock.
     pub streams_until_ns: u64,
-    /// This host's lease.
+    /// This host's lease, whose network address is that of the TUN device.
     pub subnet: Prefix,
-    /// The address of the TUN device.
-    pub tun_address: Ipv4Addr,
     /// The tunnel's own address.
     pub underlay_address: Ipv4Addr,
     /// The tunnel's port, on every host.
     pub port: u16,
     /// Largest inner packet.
     pub mtu_bytes: u16,
-    /// Lengths of the leases' prefixes, longest first.
-    pub lengths_bits: Vec<u8>,
+    /// Masks of the leases' prefixes, longest first.
+    pub masks: Vec<u32>,
     /// Number of the device that carries the tunnel.
     pub underlay_device: u32,
     /// Its hardware address.
@@ -65,18 +63,18 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// As the map holds them. Lengths beyond [`LENGTHS_MAX`] are left out.
+    /// As the map holds them. Masks beyond [`LENGTHS_MAX`] are left out.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut masks = [[0; 4]; LENGTHS_MAX];
-        for (mask, length_bits) in masks.iter_mut().zip(&self.lengths_bits) {
-            *mask = mask_of(*length_bits);
+        for (place, mask) in masks.iter_mut().zip(&self.masks) {
+            *place = mask.to_be_bytes();
         }
         [
             self.until_ns.to_ne_bytes().as_slice(),
             &self.streams_until_ns.to_ne_bytes(),
             &self.subnet.network().octets(),
-            &mask_of(self.subnet.length_bits()),
-            &self.tun_address.octets(),
+            &self.subnet.mask().to_be_bytes(),
+            &self.subnet.network().octets(),
             &self.underlay_address.octets(),
             masks.as_flattened(),
             &self.underlay_device.to_ne_bytes(),
@@ -96,8 +94,6 @@ impl Settings {
 pub struct PeerEntry {
     /// Its tunnel's address.
     pub address: Ipv4Addr,
-    /// The network address of its lease, which its TUN device has as well.
-    pub subnet: Ipv4Addr,
     /// Which of the counts are its own, below [`PEERS_MAX`].
     pub number: u32,
     /// The hardware address of the neighbour that its packets are given to, itself or a gateway,
@@ -108,11 +104,12 @@ pub struct PeerEntry {
 }
 
 impl PeerEntry {
-    /// As the map holds it.
-    pub fn to_bytes(self) -> [u8; PEER_BYTES] {
+    /// As the map holds it, with the network address of its lease, which is its TUN device's.
+    pub fn to_bytes(self, subnet: Prefix) -> [u8; PEER_BYTES] {
         let flags = u16::from(self.next_hop.is_some()) | u16::from(self.is_received_from) << 1;
         let mut bytes = [0; PEER_BYTES];
-        let addresses = [self.address.octets(), self.subnet.octets(), self.number.to_ne_bytes()];
+        let addresses =
+            [self.address.octets(), subnet.network().octets(), self.number.to_ne_bytes()];
         bytes[..12].copy_from_slice(addresses.as_flattened());
         bytes[12..14].copy_from_slice(&flags.to_ne_bytes());
         bytes[14..].copy_from_slice(&self.next_hop.unwrap_or_default());
@@ -123,13 +120,9 @@ impl PeerEntry {
 /// The key of a peer: its lease. (`struct prefix`)
 pub(super) fn key_of(subnet: Prefix) -> [u8; 8] {
     let mut bytes = [0; 8];
-    let parts = [mask_of(subnet.length_bits()), subnet.network().octets()];
+    let parts = [subnet.mask().to_be_bytes(), subnet.network().octets()];
     bytes.copy_from_slice(parts.as_flattened());
     bytes
-}
-
-fn mask_of(length_bits: u8) -> [u8; 4] {
-    u32::MAX.checked_shl(32 - u32::from(length_bits)).unwrap_or(0).to_be_bytes()
 }
 
 #[cfg(test)]
@@ -142,11 +135,10 @@ mod tests {
             until_ns: 0x0807_0605_0403_0201,
             streams_until_ns: 9,
             subnet: "10.5.1.0/24".parse().unwrap(),
-            tun_address: Ipv4Addr::new(10, 5, 1, 0),
             underlay_address: Ipv4Addr::new(192, 0, 2, 1),
             port: 8285,
             mtu_bytes: 0x05c0,
-            lengths_bits: vec![24, 20],
+            masks: vec![0xffff_ff00, 0xffff_f000],
             underlay_device: 2,
             hardware_address: [2, 0, 0, 0, 0, 7],
             tun_device: 3,
@@ -179,15 +171,13 @@ mod tests {
     fn peers_are_laid_out_as_the_programs_read_them() {
         let entry = PeerEntry {
             address: Ipv4Addr::new(192, 0, 2, 2),
-            subnet: Ipv4Addr::new(10, 5, 2, 0),
             number: 7,
             next_hop: Some([2, 0, 0, 0, 0, 9]),
             is_received_from: true,
         };
         let expected = [[192, 0, 2, 2], [10, 5, 2, 0], [7, 0, 0, 0], [3, 0, 2, 0], [0, 0, 0, 9]];
-        assert_eq!(entry.to_bytes(), expected.as_flattened());
+        assert_eq!(entry.to_bytes("10.5.2.0/23".parse().unwrap()), expected.as_flattened());
         let key = key_of("10.5.2.0/23".parse().unwrap());
         assert_eq!(key, [255, 255, 254, 0, 10, 5, 2, 0]);
-        assert_eq!(mask_of(0), [0; 4]);
     }
 }

@@ -153,7 +153,7 @@ impl Maps {
 
     /// Puts in the peer that has leased `subnet`.
     pub fn set_peer(&self, subnet: Prefix, entry: PeerEntry) -> io::Result<()> {
-        self.peers.update(&key_of(subnet), &entry.to_bytes())
+        self.peers.update(&key_of(subnet), &entry.to_bytes(subnet))
     }
 
     /// Takes out the peer that had leased `subnet`.

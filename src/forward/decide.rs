@@ -58,30 +58,28 @@ impl Local {
     }
 }
 
-/// What happens to a packet from the TUN device.
-#[derive(Debug, Clone, Copy)]
-pub enum EgressVerdict {
-    /// To the peer with this tunnel address, TTL less one.
-    Send(SocketAddrV4),
-    /// Dropped; its source is owed this ICMP error.
-    Answer(ErrorKind, DropReason),
-    /// Dropped in silence.
-    Drop(DropReason),
+/// Why a packet goes no further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// What it counts as.
+    pub reason: DropReason,
+    /// The ICMP error that its source is owed; `None` drops it in silence.
+    pub answer: Option<ErrorKind>,
 }
 
-/// What happens to a packet from the network.
-#[derive(Debug, Clone, Copy)]
-pub enum IngressVerdict {
-    /// Into the TUN device, TTL less one, with this ECN field.
-    Deliver(Ecn),
-    /// Dropped; its source is owed this ICMP error, through the tunnel to this endpoint.
-    Answer(ErrorKind, DropReason, SocketAddrV4),
-    /// Dropped in silence.
-    Drop(DropReason),
+impl From<DropReason> for Refusal {
+    fn from(reason: DropReason) -> Self {
+        Self { reason, answer: None }
+    }
 }
 
-/// Decides on a packet from the TUN device. `packet` is exactly what `header` describes;
-/// `largest_bytes` is its length, or for a super-packet that of its largest segment.
+/// The addresses of a packet that [`ingress`] let in. What was found of one of a sender's packets
+/// holds for all with the same, by the same table, and datagrams of a GRO batch mostly share them.
+pub type Known = Option<(Ipv4Addr, Ipv4Addr)>;
+
+/// Decides on a packet from the TUN device: to which tunnel address it goes, TTL less one. `packet`
+/// is exactly what `header` describes; `largest_bytes` is its length, or for a super-packet that of
+/// its largest segment.
 #[inline]
 pub fn egress(
     local: &Local,
@@ -89,11 +87,11 @@ pub fn egress(
     header: &Ipv4Header,
     packet: &[u8],
     largest_bytes: usize,
-) -> EgressVerdict {
-    use EgressVerdict::{Answer, Drop, Send};
+) -> Result<SocketAddrV4, Refusal> {
+    let answer = |kind, reason| Err(Refusal { reason, answer: Some(kind) });
     let ordinary = address::is_ordinary(header.source) && address::is_ordinary(header.destination);
-    if !ordinary && let Err(reason) = classes(header.source, header.destination) {
-        return Drop(reason);
+    if !ordinary {
+        classes(header.source, header.destination)?;
     }
     if header.source == *local.underlay.ip()
         && udp_ports(header, packet).is_some_and(|(source, destination)| {
@@ -101,27 +99,27 @@ pub fn egress(
             source == port || destination == port && is_tunnel_source(port, source)
         })
     {
-        return Drop(DropReason::OwnLoop);
+        return Err(DropReason::OwnLoop.into());
     }
     if header.ttl == 0 {
-        return Drop(DropReason::TtlZero);
+        return Err(DropReason::TtlZero.into());
     }
     let Some(peer) = table.tunnel_address(header.destination) else {
         let is_own = local.subnet.contains(header.destination);
         let reason = if is_own { DropReason::OwnSubnet } else { DropReason::NoRoute };
-        return Answer(ErrorKind::NetUnreachable, reason);
+        return answer(ErrorKind::NetUnreachable, reason);
     };
     if header.ttl == 1 {
-        return Answer(ErrorKind::TimeExceeded, DropReason::TtlExpired);
+        return answer(ErrorKind::TimeExceeded, DropReason::TtlExpired);
     }
     if largest_bytes > usize::from(local.mtu_bytes) {
         if header.dont_fragment {
             let kind = ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: local.mtu_bytes };
-            return Answer(kind, DropReason::DontFragmentMtu);
+            return answer(kind, DropReason::DontFragmentMtu);
         }
-        return Drop(DropReason::Oversize);
+        return Err(DropReason::Oversize.into());
     }
-    Send(peer)
+    Ok(peer)
 }
 
 /// Whether the classes of its addresses let a packet travel.
@@ -138,8 +136,10 @@ fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Decides on a packet that `sender` sent through the tunnel, in a datagram with `outer_ecn`.
-/// `packet` is exactly what `header` describes.
+/// Decides on a packet that `sender` sent through the tunnel, in a datagram with `outer_ecn`: into
+/// the TUN device, TTL less one, with this ECN field. `packet` is exactly what `header` describes.
+/// `known` is of the same sender and table, and spares looking at the same addresses again. What is
+/// owed to the source goes through the tunnel to the peer that it is leased to.
 #[inline]
 pub fn ingress(
     local: &Local,
@@ -148,58 +148,28 @@ pub fn ingress(
     outer_ecn: Ecn,
     header: &Ipv4Header,
     packet: &[u8],
-) -> IngressVerdict {
-    use IngressVerdict::{Deliver, Drop};
-    if let Err(reason) = addresses(local, table, sender, header, packet) {
-        return Drop(reason);
-    }
-    // Nobody would check its next address.
-    if ipv4::has_source_route(header, packet) {
-        return Drop(DropReason::SourceRoute);
+    known: &mut Known,
+) -> Result<Ecn, Refusal> {
+    let pair = Some((header.source, header.destination));
+    if *known != pair || usize::from(header.header_bytes) > HEADER_BYTES_MIN {
+        addresses(local, table, sender, header, packet)?;
+        // Nobody would check its next address.
+        if ipv4::has_source_route(header, packet) {
+            return Err(DropReason::SourceRoute.into());
+        }
+        // Toward our own addresses ports matter as well, so nothing is remembered of them.
+        if !local.is_own_address(header.destination) {
+            *known = pair;
+        }
     }
     // A packet leaves the tunnel before it is forwarded.
     let Some(ecn) = header.ecn.after_tunnel(outer_ecn) else {
-        return Drop(DropReason::CongestionMark);
+        return Err(DropReason::CongestionMark.into());
     };
     match header.ttl {
-        0 => Drop(DropReason::TtlZero),
-        1 => time_exceeded(table, *sender.ip(), header.source),
-        _ => Deliver(ecn),
-    }
-}
-
-/// Remembers, for one sender and one table, whose packets [`ingress`] lets in: datagrams of a
-/// GRO batch mostly share their addresses, and what was found of one holds for all.
-#[derive(Debug, Default)]
-pub struct KnownAddresses(Option<(Ipv4Addr, Ipv4Addr)>);
-
-impl KnownAddresses {
-    /// As [`ingress`], sparing what is known already.
-    #[inline]
-    pub fn ingress(
-        &mut self,
-        local: &Local,
-        table: &Table,
-        sender: SocketAddrV4,
-        outer_ecn: Ecn,
-        header: &Ipv4Header,
-        packet: &[u8],
-    ) -> IngressVerdict {
-        let addresses = Some((header.source, header.destination));
-        let plain = usize::from(header.header_bytes) == HEADER_BYTES_MIN && header.ttl > 1;
-        if self.0 == addresses
-            && plain
-            && let Some(ecn) = header.ecn.after_tunnel(outer_ecn)
-        {
-            return IngressVerdict::Deliver(ecn);
-        }
-        let verdict = ingress(local, table, sender, outer_ecn, header, packet);
-        // Toward our own addresses ports matter as well, so nothing is remembered of them.
-        let is_delivered = matches!(verdict, IngressVerdict::Deliver(_));
-        if is_delivered && !local.is_own_address(header.destination) {
-            self.0 = addresses;
-        }
-        verdict
+        0 => Err(DropReason::TtlZero.into()),
+        1 => Err(time_exceeded(table, *sender.ip(), header.source)),
+        _ => Ok(ecn),
     }
 }
 
@@ -231,58 +201,45 @@ fn addresses(
     if !local.subnet.contains(destination) {
         return Err(DropReason::DestinationNotLocal);
     }
-    if local.is_strict {
-        strictly_owns(local, table, sender, source)
-    } else {
-        owns(table, sender, source)
-    }
+    owns(local, table, sender, source)
 }
 
+/// A leased source must come from its lease's owner. A sender that is no known peer may be the
+/// owner behind address translation, until the owner has been seen at its public address.
+///
 /// With the strict check a source must be leased, and its owner send from its public address and
 /// the tunnel's port: a pod's datagram that the host masquerades comes from a peer's address, but
 /// seldom from that port.
-fn strictly_owns(
+fn owns(
     local: &Local,
     table: &Table,
     sender: SocketAddrV4,
     source: Ipv4Addr,
 ) -> Result<(), DropReason> {
-    let owner = table.lookup(source).ok_or(DropReason::SourceNotLeased)?;
+    let Some(owner) = table.lookup(source) else {
+        return if local.is_strict { Err(DropReason::SourceNotLeased) } else { Ok(()) };
+    };
+    let is_proven = owner.source_proven.load(Ordering::Relaxed);
     if owner.address.ip() != sender.ip() {
-        return Err(DropReason::SourceNotPeerLease);
+        let is_refused = local.is_strict || is_proven || table.has_peer_at(*sender.ip());
+        return if is_refused { Err(DropReason::SourceNotPeerLease) } else { Ok(()) };
     }
-    if !is_tunnel_source(local.underlay.port(), sender.port()) {
+    if local.is_strict && !is_tunnel_source(local.underlay.port(), sender.port()) {
         return Err(DropReason::OuterPort);
     }
-    owns(table, sender, source)
-}
-
-/// A leased source must come from its lease's owner. A sender that is no known peer may be the
-/// owner behind address translation, until the owner has been seen at its public address.
-fn owns(table: &Table, sender: SocketAddrV4, source: Ipv4Addr) -> Result<(), DropReason> {
-    let Some(owner) = table.lookup(source) else { return Ok(()) };
-    if owner.address.ip() == sender.ip() {
-        // A load first: the flag is set once, and a store would bounce the cache line for ever.
-        if !owner.source_proven.load(Ordering::Relaxed) {
-            owner.source_proven.store(true, Ordering::Relaxed);
-        }
-        return Ok(());
-    }
-    if owner.source_proven.load(Ordering::Relaxed) || table.has_peer_at(*sender.ip()) {
-        return Err(DropReason::SourceNotPeerLease);
+    // A load first: the flag is set once, and a store would bounce the cache line for ever.
+    if !is_proven {
+        owner.source_proven.store(true, Ordering::Relaxed);
     }
     Ok(())
 }
 
 /// Errors about packets from the network go to a proven owner only, so that a forged packet
 /// never makes us send anything.
-fn time_exceeded(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> IngressVerdict {
-    match table.lookup(source) {
-        Some(owner) if *owner.address.ip() == sender => {
-            IngressVerdict::Answer(ErrorKind::TimeExceeded, DropReason::TtlExpired, owner.address)
-        }
-        Some(_) | None => IngressVerdict::Drop(DropReason::TtlExpired),
-    }
+fn time_exceeded(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> Refusal {
+    let is_owner = table.lookup(source).is_some_and(|owner| *owner.address.ip() == sender);
+    let answer = is_owner.then_some(ErrorKind::TimeExceeded);
+    Refusal { reason: DropReason::TtlExpired, answer }
 }
 
 /// Source and destination port of an unfragmented or first-fragment UDP packet.

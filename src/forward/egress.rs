@@ -11,7 +11,7 @@ use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport;
 use crate::stats::DropReason;
 
-use super::decide::{self, EgressVerdict};
+use super::decide::{self, Refusal};
 use super::{Context, Replies};
 
 /// The egress half of a worker: a plan of sends under construction, and the errors that are due.
@@ -25,15 +25,10 @@ pub struct Egress {
     pub replies: Replies,
     headers_at: usize,
     headers_used_bytes: usize,
-    /// A packet that met a full plan and goes on after it was sent.
-    pending: Option<Pending>,
+    /// What is left of a super-packet that met a full plan, and where it goes.
+    pending: Option<(SocketAddrV4, Splitter)>,
     /// Where in the arena the packet lies that was taken in last.
     pub current: Span,
-}
-
-enum Pending {
-    Packet(SocketAddrV4, Span),
-    Super(SocketAddrV4, Splitter),
 }
 
 /// What one read stands for.
@@ -125,7 +120,8 @@ impl Egress {
                 return Ok(());
             }
         }
-        self.push(destination, packet)
+        self.plan.push(destination, [Span::default(), packet])?;
+        self.room()
     }
 
     /// Decides on a super-packet; if it is to be sent, [`Self::resume`] cuts it.
@@ -148,7 +144,7 @@ impl Egress {
         let Some(destination) = self.decide(context, header, bytes, load) else { return };
         ipv4::decrement_ttl(bytes);
         splitter.ip_header_changed(bytes);
-        self.pending = Some(Pending::Super(destination, splitter));
+        self.pending = Some((destination, splitter));
     }
 
     /// Counts what a read brought and decides on it; `None` if it goes nowhere.
@@ -164,27 +160,16 @@ impl Egress {
         context.stats.packets_received.add(packets);
         context.stats.bytes_received.add(load.bytes as u64);
         match decide::egress(context.local, context.table, header, bytes, load.largest_bytes) {
-            EgressVerdict::Send(peer) => Some(peer),
-            EgressVerdict::Answer(kind, reason) => {
+            Ok(peer) => Some(peer),
+            Err(Refusal { reason, answer }) => {
                 context.drop(reason, load.packets, None, bytes);
-                let source = context.local.error_source(header.destination);
-                self.replies.answer(context, kind, source, None, header, bytes);
-                None
-            }
-            EgressVerdict::Drop(reason) => {
-                context.drop(reason, load.packets, None, bytes);
+                if let Some(kind) = answer {
+                    let source = context.local.error_source(header.destination);
+                    self.replies.answer(context, kind, source, None, header, bytes);
+                }
                 None
             }
         }
-    }
-
-    #[inline]
-    fn push(&mut self, destination: SocketAddrV4, packet: Span) -> Result<(), Full> {
-        let pushed = self.plan.push(destination, Span::default(), packet);
-        if pushed.is_err() {
-            self.pending = Some(Pending::Packet(destination, packet));
-        }
-        pushed
     }
 
     /// Counts a packet that the device could not hand over.
@@ -194,28 +179,9 @@ impl Egress {
         context.stats.drop(DropReason::BadOffloadHeader, 1);
     }
 
-    /// Goes on with the packet that met a full plan.
+    /// Goes on with the super-packet that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
-        match self.pending.take() {
-            None => Ok(()),
-            Some(Pending::Packet(destination, packet)) => self.push(destination, packet),
-            Some(Pending::Super(destination, mut splitter)) => {
-                let cut = self.cut(context, arena, destination, &mut splitter);
-                if cut.is_err() {
-                    self.pending = Some(Pending::Super(destination, splitter));
-                }
-                cut
-            }
-        }
-    }
-
-    fn cut(
-        &mut self,
-        context: &Context<'_>,
-        arena: &mut [u8],
-        destination: SocketAddrV4,
-        splitter: &mut Splitter,
-    ) -> Result<(), Full> {
+        let Some((destination, mut splitter)) = self.pending.take() else { return self.room() };
         let parts = arena.split_at_mut_checked(self.headers_at);
         let parts =
             parts.and_then(|(packets, headers)| Some((splitter.packet.of(packets)?, headers)));
@@ -225,19 +191,26 @@ impl Egress {
         };
         let header_bytes = splitter.header_bytes;
         while splitter.segments_left() > 0 {
-            let Some(out) = headers.get_mut(self.headers_used_bytes..) else { return Err(Full) };
-            if out.len() < header_bytes || !self.plan.has_room() {
+            let out = headers.get_mut(self.headers_used_bytes..);
+            let out = out.filter(|out| out.len() >= header_bytes && self.plan.has_room());
+            let Some(out) = out else {
+                self.pending = Some((destination, splitter));
                 return Err(Full);
-            }
+            };
             let Some(payload) = splitter.next(bytes, out) else {
                 context.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
                 break;
             };
             let header = Span::new(self.headers_at + self.headers_used_bytes, header_bytes);
             self.headers_used_bytes += header_bytes;
-            self.plan.push(destination, header, payload)?;
+            self.plan.push(destination, [header, payload])?;
         }
-        Ok(())
+        self.room()
+    }
+
+    /// Whether the plan takes whatever comes next.
+    fn room(&self) -> Result<(), Full> {
+        if self.plan.has_room() { Ok(()) } else { Err(Full) }
     }
 
     /// The plan was carried out: its ranges are free.

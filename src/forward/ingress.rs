@@ -10,7 +10,7 @@ use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport::{self, TCP_CHECKSUM_OFFSET};
 use crate::stats::DropReason;
 
-use super::decide::{IngressVerdict, KnownAddresses};
+use super::decide::{self, Known, Refusal};
 use super::shed::Shedder;
 use super::{Context, Replies};
 
@@ -36,6 +36,8 @@ pub struct Ingress {
     /// The ICMP errors due; each names the tunnel endpoint it goes to.
     pub replies: Replies,
     shedder: Shedder,
+    /// What is known of the addresses of a batch.
+    known: Known,
     /// What is left of a batch that met a full plan.
     pending: Option<GroBatch>,
     /// Where in the arena the datagram lies that was decided on last.
@@ -59,6 +61,7 @@ impl Ingress {
             coalescer: Coalescer::new(limits),
             replies: Replies::default(),
             shedder: Shedder::new(),
+            known: None,
             pending: None,
             current: Span::default(),
             delivered: Delivered::default(),
@@ -125,7 +128,7 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        let mut known = KnownAddresses::default();
+        self.known = None;
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
@@ -138,7 +141,7 @@ impl Ingress {
             let datagram = Span { offset: batch.span.offset, bytes };
             batch.span.offset += bytes;
             batch.span.bytes -= bytes;
-            self.packet(context, arena, &batch, datagram, &mut known);
+            self.packet(context, arena, &batch, datagram);
         }
         Ok(())
     }
@@ -149,7 +152,6 @@ impl Ingress {
         arena: &mut [u8],
         batch: &GroBatch,
         datagram: Span,
-        known: &mut KnownAddresses,
     ) {
         self.current = datagram;
         #[cfg(test)]
@@ -167,16 +169,18 @@ impl Ingress {
             return context.stats.drop(DropReason::InternalError, 1);
         };
         let Context { local, table, .. } = context;
-        let ecn = match known.ingress(local, table, batch.sender, batch.ecn, &header, bytes) {
-            IngressVerdict::Deliver(ecn) => ecn,
-            IngressVerdict::Answer(kind, reason, endpoint) => {
-                context.drop(reason, 1, Some(batch.sender), bytes);
-                let source = local.tun_address;
-                self.replies.answer(context, kind, source, Some(endpoint), &header, bytes);
+        let (sender, ecn) = (batch.sender, batch.ecn);
+        let known = &mut self.known;
+        let ecn = match decide::ingress(local, table, sender, ecn, &header, bytes, known) {
+            Ok(ecn) => ecn,
+            Err(Refusal { reason, answer }) => {
+                context.drop(reason, 1, Some(sender), bytes);
+                if let Some(kind) = answer {
+                    let (source, endpoint) =
+                        (local.tun_address, table.tunnel_address(header.source));
+                    self.replies.answer(context, kind, source, endpoint, &header, bytes);
+                }
                 return;
-            }
-            IngressVerdict::Drop(reason) => {
-                return context.drop(reason, 1, Some(batch.sender), bytes);
             }
         };
         ipv4::decrement_ttl(bytes);

@@ -117,6 +117,8 @@ struct Candidate {
     payload_bytes: usize,
     sequence: u32,
     flags: u8,
+    id: u16,
+    dont_fragment: bool,
 }
 
 impl Coalescer {
@@ -157,18 +159,18 @@ impl Coalescer {
         let open_at = self.open.iter().rposition(|flow| flow.key == candidate.key);
         let open = open_at.and_then(|at| Some((at, usize::from(self.open.get(at)?.item))));
         if let Some((at, index)) = open
-            && self.joins(index, arena, header, bytes, &candidate)
+            && self.joins(index, arena, bytes, &candidate)
         {
             if !transport::is_verified(header, bytes) {
                 self.begin(packet, None)?;
                 self.open.remove(at);
                 return Ok(());
             }
-            if self.append(index, arena, packet, header, &candidate) {
+            if self.append(index, arena, packet, &candidate) {
                 return Ok(());
             }
         }
-        let index = self.begin(packet, Some((header, &candidate)))?;
+        let index = self.begin(packet, Some(&candidate))?;
         self.open_flow(open_at, OpenFlow { key: candidate.key, item: index as u16 });
         Ok(())
     }
@@ -199,8 +201,10 @@ impl Coalescer {
             payload_bytes: usize::from(packet_bytes).saturating_sub(header_bytes),
             sequence: tcp.sequence,
             flags: tcp.flags,
+            id: header.id,
+            dont_fragment: header.dont_fragment,
         };
-        let index = self.begin(packet, Some((header, &candidate)))?;
+        let index = self.begin(packet, Some(&candidate))?;
         self.items.get_mut(index).ok_or(Full)?.is_super = true;
         Ok(())
     }
@@ -255,19 +259,14 @@ impl Coalescer {
             payload_bytes,
             sequence,
             flags,
+            id: header.id,
+            dont_fragment: header.dont_fragment,
         })
     }
 
     /// Whether the candidate continues item `index`, checksums aside.
     #[inline]
-    fn joins(
-        &self,
-        index: usize,
-        arena: &[u8],
-        header: &Ipv4Header,
-        bytes: &[u8],
-        candidate: &Candidate,
-    ) -> bool {
+    fn joins(&self, index: usize, arena: &[u8], bytes: &[u8], candidate: &Candidate) -> bool {
         let item = self.items.get(index).zip(self.spans.get(index));
         let Some((item, [first, ..])) = item else { return false };
         let packets_max = match candidate.kind {
@@ -282,21 +281,14 @@ impl Coalescer {
             && usize::from(item.packets) < packets_max
             && item.bytes + candidate.payload_bytes as u32 <= IP_PACKET_BYTES_MAX
             // RFC 6864: the identification of a packet that can't be fragmented means nothing.
-            && (header.dont_fragment || header.id == item.last_id.wrapping_add(1))
+            && (candidate.dont_fragment || candidate.id == item.last_id.wrapping_add(1))
             && candidate.sequence == item.next_sequence
             && first.of(arena).is_some_and(|first| same_headers(candidate, bytes, first))
     }
 
     /// Appends the packet to item `index`, unless the item's first packet turns out to be broken.
     #[inline(always)]
-    fn append(
-        &mut self,
-        index: usize,
-        arena: &[u8],
-        packet: Span,
-        header: &Ipv4Header,
-        candidate: &Candidate,
-    ) -> bool {
+    fn append(&mut self, index: usize, arena: &[u8], packet: Span, candidate: &Candidate) -> bool {
         let item = self.items.get_mut(index).zip(self.spans.get_mut(index));
         let Some((item, spans)) = item else { return false };
         let [first, ..] = spans;
@@ -309,28 +301,24 @@ impl Coalescer {
         item.packets += 1;
         item.bytes += place.bytes;
         item.next_sequence = candidate.next_sequence();
-        item.last_id = header.id;
+        item.last_id = candidate.id;
         item.last_flags = candidate.flags;
         item.sealed = candidate.payload_bytes < usize::from(item.segment_payload_bytes)
             || candidate.flags & tcp_flags::PSH != 0;
         true
     }
 
-    fn begin(
-        &mut self,
-        packet: Span,
-        open: Option<(&Ipv4Header, &Candidate)>,
-    ) -> Result<usize, Full> {
+    fn begin(&mut self, packet: Span, open: Option<&Candidate>) -> Result<usize, Full> {
         let index = self.items.len();
         let [first, ..] = self.spans.get_mut(index).ok_or(Full)?;
         *first = packet;
         let mut item =
             WriteItem { packets: 1, bytes: packet.bytes, sealed: true, ..WriteItem::default() };
-        if let Some((header, candidate)) = open {
+        if let Some(candidate) = open {
             item.header_bytes = candidate.header_bytes as u16;
             item.segment_payload_bytes = candidate.payload_bytes as u16;
             item.next_sequence = candidate.next_sequence();
-            item.last_id = header.id;
+            item.last_id = candidate.id;
             item.kind = Some(candidate.kind);
             item.first_flags = candidate.flags;
             item.last_flags = candidate.flags;

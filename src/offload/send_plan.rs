@@ -99,24 +99,19 @@ impl SendPlan {
         self.messages.len() < MESSAGES_MAX
     }
 
-    /// Adds the datagram made of `header`, which may be empty, and `payload`.
-    pub fn push(
-        &mut self,
-        destination: SocketAddrV4,
-        header: Span,
-        payload: Span,
-    ) -> Result<(), Full> {
+    /// Adds the datagram made of two spans, of which the first may be empty.
+    pub fn push(&mut self, destination: SocketAddrV4, datagram: [Span; 2]) -> Result<(), Full> {
         // Mostly it goes where the one before went.
         if self.segments_max > 1
             && let Some(index) = self.latest(destination)
             && let Some(message) = self.messages.get_mut(index)
-            && message.fits(header.bytes + payload.bytes)
+            && message.fits(bytes_of(datagram))
             && let Some(spans) = self.spans.get_mut(index)
         {
-            message.append(spans, header, payload);
+            message.append(spans, datagram);
             return Ok(());
         }
-        self.begin(destination, header, payload)
+        self.begin(destination, datagram)
     }
 
     /// The latest message to `destination` that is still open.
@@ -133,24 +128,19 @@ impl SendPlan {
     }
 
     #[inline(never)]
-    fn begin(
-        &mut self,
-        destination: SocketAddrV4,
-        header: Span,
-        payload: Span,
-    ) -> Result<(), Full> {
+    fn begin(&mut self, destination: SocketAddrV4, datagram: [Span; 2]) -> Result<(), Full> {
         let spans = self.spans.get_mut(self.messages.len()).ok_or(Full)?;
         let is_single = self.all_single || self.single_destinations.contains(&destination);
         let mut message = Message {
             destination,
-            segment_bytes: (header.bytes + payload.bytes) as u16,
+            segment_bytes: bytes_of(datagram) as u16,
             segments: 0,
             bytes: 0,
             segments_max: if is_single { 1 } else { self.segments_max },
             spans: 0,
             sealed: false,
         };
-        message.append(spans, header, payload);
+        message.append(spans, datagram);
         self.messages.push(message);
         Ok(())
     }
@@ -206,9 +196,9 @@ impl Message {
             && (self.bytes + bytes) as usize <= MESSAGE_BYTES_MAX
     }
 
-    fn append(&mut self, spans: &mut [Span; SPANS_PER_MESSAGE], header: Span, payload: Span) {
+    fn append(&mut self, spans: &mut [Span; SPANS_PER_MESSAGE], datagram: [Span; 2]) {
         let mut used = usize::from(self.spans);
-        for span in [header, payload] {
+        for span in datagram {
             if span.bytes == 0 {
                 continue;
             }
@@ -224,11 +214,15 @@ impl Message {
             }
         }
         self.spans = used as u16;
-        let bytes = header.bytes + payload.bytes;
+        let bytes = bytes_of(datagram);
         self.bytes += bytes;
         self.segments += 1;
         self.sealed = bytes < u32::from(self.segment_bytes);
     }
+}
+
+fn bytes_of([header, payload]: [Span; 2]) -> u32 {
+    header.bytes + payload.bytes
 }
 
 #[cfg(test)]
@@ -248,14 +242,14 @@ mod tests {
     }
 
     fn push(plan: &mut SendPlan, to: SocketAddrV4, offset: usize, bytes: usize) {
-        plan.push(to, Span::default(), Span::new(offset, bytes)).unwrap();
+        plan.push(to, [Span::default(), Span::new(offset, bytes)]).unwrap();
     }
 
     #[test]
     fn a_batch_stays_open_across_super_packets() {
         let mut plan = plan(64);
         for segment in 0..90 {
-            plan.push(A, Span::new(segment * 52, 52), Span::new(10_000 + segment * 1500, 1420))
+            plan.push(A, [Span::new(segment * 52, 52), Span::new(10_000 + segment * 1500, 1420)])
                 .unwrap();
         }
         assert_eq!(shape(&plan), [(A, 1472, 44), (A, 1472, 44), (A, 1472, 2)]);
@@ -298,9 +292,9 @@ mod tests {
     #[test]
     fn a_refused_batch_falls_apart_into_its_datagrams() {
         let mut plan = plan(64);
-        plan.push(A, Span::new(0, 20), Span::new(100, 80)).unwrap();
-        plan.push(A, Span::new(20, 20), Span::new(180, 80)).unwrap();
-        plan.push(A, Span::new(40, 20), Span::new(260, 5)).unwrap();
+        plan.push(A, [Span::new(0, 20), Span::new(100, 80)]).unwrap();
+        plan.push(A, [Span::new(20, 20), Span::new(180, 80)]).unwrap();
+        plan.push(A, [Span::new(40, 20), Span::new(260, 5)]).unwrap();
         let expected = [(0, 100, 80), (20, 180, 80), (40, 260, 5)]
             .map(|(header, payload, bytes)| [Span::new(header, 20), Span::new(payload, bytes)]);
         assert_eq!(plan.datagrams(0).collect::<Vec<_>>(), expected);
@@ -344,7 +338,7 @@ mod tests {
         for index in 0..MESSAGES_MAX {
             push(&mut plan, A, index * 100, 100);
         }
-        assert_eq!(plan.push(A, Span::default(), Span::new(0, 100)), Err(Full));
+        assert_eq!(plan.push(A, [Span::default(), Span::new(0, 100)]), Err(Full));
         assert_eq!(plan.messages().len(), MESSAGES_MAX);
         plan.clear();
         push(&mut plan, A, 0, 100);

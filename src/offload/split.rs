@@ -119,14 +119,13 @@ impl Splitter {
         let (ip, transport) = out.split_at_mut_checked(self.ip_header_bytes)?;
         self.stamp_ip(ip.first_chunk_mut()?, payload_bytes);
         let length = (transport.len() + payload_bytes) as u16;
+        let sum = checksum::add_word(checksum::add(self.transport_sum, payload_sum), length);
         match self.kind {
             SegmentationKind::Tcp => {
                 let is_last = payload_bytes == left_bytes;
-                self.stamp_tcp(transport.first_chunk_mut()?, is_last, length, payload_sum);
+                self.stamp_tcp(transport.first_chunk_mut()?, is_last, sum);
             }
-            SegmentationKind::Udp => {
-                self.stamp_udp(transport.first_chunk_mut()?, length, payload_sum);
-            }
+            SegmentationKind::Udp => stamp_udp(transport.first_chunk_mut()?, length, sum),
         }
         self.cut_bytes += payload_bytes;
         self.id = self.id.wrapping_add(1);
@@ -142,13 +141,8 @@ impl Splitter {
         ip[10..12].copy_from_slice(&checksum::finish(sum));
     }
 
-    fn stamp_tcp(
-        &self,
-        tcp: &mut [u8; TCP_HEADER_BYTES_MIN],
-        is_last: bool,
-        length: u16,
-        payload_sum: u32,
-    ) {
+    /// `sum` is of all but what changes per segment.
+    fn stamp_tcp(&self, tcp: &mut [u8; TCP_HEADER_BYTES_MIN], is_last: bool, mut sum: u32) {
         let mut flags = self.tcp_flags;
         if !is_last {
             flags &= !(tcp_flags::FIN | tcp_flags::PSH);
@@ -158,23 +152,19 @@ impl Splitter {
         }
         tcp[4..8].copy_from_slice(&self.sequence.to_be_bytes());
         tcp[13] = flags;
-        let mut sum = checksum::add(self.transport_sum, payload_sum);
         sum = checksum::add_word(sum, (self.sequence >> 16) as u16);
         sum = checksum::add_word(sum, self.sequence as u16);
         sum = checksum::add_word(sum, u16::from(flags));
-        sum = checksum::add_word(sum, length);
         tcp[16..18].copy_from_slice(&checksum::finish(sum));
     }
+}
 
-    fn stamp_udp(&self, udp: &mut [u8; UDP_HEADER_BYTES], length: u16, payload_sum: u32) {
-        udp[4..6].copy_from_slice(&length.to_be_bytes());
-        let mut sum = checksum::add(self.transport_sum, payload_sum);
-        // The length counts twice: in the header and in the pseudo-header.
-        sum = checksum::add_word(checksum::add_word(sum, length), length);
-        let bytes = checksum::finish(sum);
-        // RFC 768: an all-zero checksum means none, so zero is sent as all ones.
-        udp[6..8].copy_from_slice(if bytes == [0, 0] { &[0xff, 0xff] } else { &bytes });
-    }
+fn stamp_udp(udp: &mut [u8; UDP_HEADER_BYTES], length: u16, sum: u32) {
+    udp[4..6].copy_from_slice(&length.to_be_bytes());
+    // The length counts twice: in the pseudo-header, and here.
+    let bytes = checksum::finish(checksum::add_word(sum, length));
+    // RFC 768: an all-zero checksum means none, so zero is sent as all ones.
+    udp[6..8].copy_from_slice(if bytes == [0, 0] { &[0xff, 0xff] } else { &bytes });
 }
 
 /// Transport header length, TCP sequence number and TCP flags.

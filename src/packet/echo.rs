@@ -19,7 +19,7 @@ const UNREACHABLE: u8 = 3;
 const REQUEST: u8 = 8;
 const EXPIRED: u8 = 11;
 
-/// What a socket needs to see for [`Answer`] and, with requests, for [`Answer::asker`].
+/// What a socket needs to see for [`Answer`], but for [`Answer::Asked`], which takes [`REQUESTS`].
 pub const ANSWERS: [u8; 3] = [REPLY, UNREACHABLE, EXPIRED];
 /// See [`ANSWERS`].
 pub const REQUESTS: u8 = REQUEST;
@@ -86,11 +86,13 @@ impl Request {
     }
 }
 
-/// What an ICMP message says of packets that this host sent.
+/// What an ICMP message says of packets that this host sent, or asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// An echo came back.
     Reply(Reply),
+    /// This host was asked for an echo, by this one.
+    Asked(Ipv4Addr),
     /// A router, or the host that it was for, could not do anything with an echo of this host.
     Lost {
         /// Who says so.
@@ -128,7 +130,11 @@ impl Answer {
             return (reply.token == token).then_some(Self::Reply(reply));
         }
         let (by, icmp) = message(packet)?;
-        let (kind, code) = (*icmp.first()?, *icmp.get(1)?);
+        let kind = *icmp.first()?;
+        if kind == REQUEST {
+            return Some(Self::Asked(by));
+        }
+        let code = *icmp.get(1)?;
         if kind != UNREACHABLE && kind != EXPIRED {
             return None;
         }
@@ -153,12 +159,6 @@ impl Answer {
             }
             _ => None,
         }
-    }
-
-    /// Who asks this host for an echo, if that is what a packet does.
-    pub fn asker(packet: &[u8]) -> Option<Ipv4Addr> {
-        let (source, icmp) = message(packet)?;
-        (icmp.first() == Some(&REQUEST)).then_some(source)
     }
 }
 
@@ -301,9 +301,8 @@ mod tests {
             let expected = Reply { source: FAR, total_bytes, token: TOKEN, sequence: 7 };
             assert_eq!(read(&reply), Some(Answer::Reply(expected)));
             assert_eq!(read_by_another(&reply), None, "somebody else's reply");
-            assert_eq!(read(&request), None, "a request");
             assert_eq!(read(&reply[..bytes - 1]), None, "cut off");
-            assert_eq!((Answer::asker(&request), Answer::asker(&reply)), (Some(NEAR), None));
+            assert_eq!(read(&request), Some(Answer::Asked(NEAR)));
         }
     }
 

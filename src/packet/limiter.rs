@@ -12,6 +12,8 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::stats::spread;
+
 /// Time between errors at the sustained rate over all destinations: 1,000 per second.
 pub const GLOBAL_INTERVAL_NS: u64 = 1_000_000;
 
@@ -77,17 +79,10 @@ impl IcmpLimiter {
 
     /// The bucket of `destination`, or the one that it may take over.
     fn bucket_of(&self, destination: Ipv4Addr) -> Option<&Bucket> {
-        let [first, others @ ..] = self.sets.get(set_of(destination))?;
-        let mut chosen = first;
-        for bucket in std::iter::once(first).chain(others) {
-            if bucket.destination.load(Relaxed) == destination.to_bits() {
-                return Some(bucket);
-            }
-            if bucket.full_at_ns.load(Relaxed) < chosen.full_at_ns.load(Relaxed) {
-                chosen = bucket;
-            }
-        }
-        Some(chosen)
+        let set = self.sets.get(spread(destination, SETS))?;
+        let known = |bucket: &&Bucket| bucket.destination.load(Relaxed) == destination.to_bits();
+        let nearest_full = || set.iter().min_by_key(|bucket| bucket.full_at_ns.load(Relaxed));
+        set.iter().find(known).or_else(nearest_full)
     }
 }
 
@@ -97,12 +92,6 @@ impl Default for IcmpLimiter {
         let sets = (0..SETS).map(|_| Default::default()).collect();
         Self { global_full_at_ns: AtomicU64::new(0), sets }
     }
-}
-
-/// Fibonacci hashing: the upper bits of the product depend on every bit of the address.
-fn set_of(destination: Ipv4Addr) -> usize {
-    let hash = destination.to_bits().wrapping_mul(0x9e37_79b9);
-    hash as usize >> (32 - SETS.ilog2())
 }
 
 /// Takes one token: the new time at which the bucket is full again, or `None` if it is empty.
@@ -195,8 +184,8 @@ mod tests {
 
     #[test]
     fn a_full_set_forgets_the_least_busy() {
-        let set = set_of(address(0));
-        let mut same = (0..).map(address).filter(|at| set_of(*at) == set);
+        let set = spread(address(0), SETS);
+        let mut same = (0..).map(address).filter(|at| spread(*at, SETS) == set);
         let mut next = || same.next().unwrap();
         let [newcomer, nearest] = [next(), next()];
         let busy = [next(), next(), next()];

@@ -1,13 +1,11 @@
 //! Prefixes, the immutable longest-prefix-match table, and its publication to the workers.
 
-mod host_set;
 mod prefix;
 mod publish;
 mod source_ports;
 mod table;
 
-pub use host_set::HostSet;
 pub use prefix::{Prefix, PrefixError};
-pub use publish::{Published, Reader};
+pub use publish::{HostSet, Place, Published, Reader};
 pub use source_ports::{SOURCE_PORTS, first_source_port, is_tunnel_source};
 pub use table::{Peer, Table};

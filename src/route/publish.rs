@@ -1,78 +1,75 @@
 //! The route table in force, and which of its peers can't be reached: each replaced whole by the
 //! control plane, read by the workers without a lock. What they contain is decided elsewhere.
 
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 
-use crate::route::{HostSet, Table};
+use crate::route::Table;
 
 /// One worker's view of something published: a load costs one comparison while nothing changes.
 /// Load once per batch; an idle reader keeps what it loaded last alive.
 pub type Reader<T> = Cache<Arc<ArcSwap<T>>, Arc<T>>;
 
-/// The place where the table in force is published. Clones share it.
+/// Hosts, by their public addresses.
+pub type HostSet = BTreeSet<Ipv4Addr>;
+
+/// A place where something is published. Clones share it.
+#[derive(Debug)]
+pub struct Place<T>(Arc<ArcSwap<T>>);
+
+impl<T> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Place<T> {
+    fn new(first: T) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(first)))
+    }
+
+    /// Replaces what is there. Readers see it at their next load; the old one is freed when the
+    /// last of them has moved on.
+    pub fn publish(&self, next: T) {
+        self.0.store(Arc::new(next));
+    }
+
+    /// What is there. For the control plane; a worker uses [`Self::reader`].
+    pub fn load(&self) -> Arc<T> {
+        self.0.load_full()
+    }
+
+    /// One worker's view of it.
+    pub fn reader(&self) -> Reader<T> {
+        Cache::new(Arc::clone(&self.0))
+    }
+}
+
+/// What the workers go by. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Published {
-    table: Arc<ArcSwap<Table>>,
-    unresolved: Arc<ArcSwap<HostSet>>,
-    spread: Arc<ArcSwap<HostSet>>,
+    /// The table in force.
+    pub table: Place<Table>,
+    /// Hosts that can't be reached.
+    pub unresolved: Place<HostSet>,
+    /// Hosts to which each worker sends from a port of its own.
+    pub spread: Place<HostSet>,
 }
 
 impl Published {
     /// Publishes a first table, of which all peers may be reached, from the tunnel's port.
     pub fn new(table: Table) -> Self {
-        let table = Arc::new(ArcSwap::from_pointee(table));
-        Self { table, unresolved: Arc::default(), spread: Arc::default() }
-    }
-
-    /// Replaces the table. Readers see it at their next load; the old one is freed when the last
-    /// of them has moved on.
-    pub fn publish(&self, table: Table) {
-        self.table.store(Arc::new(table));
-    }
-
-    /// The table in force. For the control plane; a worker uses [`Published::reader`].
-    pub fn load(&self) -> Arc<Table> {
-        self.table.load_full()
-    }
-
-    /// One worker's view of the table.
-    pub fn reader(&self) -> Reader<Table> {
-        Cache::new(Arc::clone(&self.table))
-    }
-
-    /// These hosts can't be reached from now on, and no others.
-    pub fn publish_unresolved(&self, hosts: HostSet) {
-        self.unresolved.store(Arc::new(hosts));
-    }
-
-    /// One worker's view of the hosts that can't be reached.
-    pub fn unresolved(&self) -> Reader<HostSet> {
-        Cache::new(Arc::clone(&self.unresolved))
-    }
-
-    /// To these hosts each worker sends from a port of its own from now on, and to no others.
-    pub fn publish_spread(&self, hosts: HostSet) {
-        self.spread.store(Arc::new(hosts));
-    }
-
-    /// These hosts. For the control plane.
-    pub fn load_spread(&self) -> Arc<HostSet> {
-        self.spread.load_full()
-    }
-
-    /// One worker's view of the hosts to which it sends from its own port.
-    pub fn spread(&self) -> Reader<HostSet> {
-        Cache::new(Arc::clone(&self.spread))
+        let [unresolved, spread] = [(), ()].map(|()| Place::new(HostSet::new()));
+        Self { table: Place::new(table), unresolved, spread }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
     use crate::route::Peer;
 
@@ -85,7 +82,7 @@ mod tests {
 
     #[test]
     fn readers_free_the_table_they_left() {
-        let published = Published::new(Table::build(Vec::new()));
+        let published = Place::new(Table::build(Vec::new()));
         let mut reader = published.reader();
         assert!(reader.load().peers().is_empty());
 
@@ -102,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_reader_never_sees_half_a_table() {
-        let published = Published::new(table("10.5.0.0/24"));
+        let published = Place::new(table("10.5.0.0/24"));
         let mut reader = published.reader();
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -155,14 +155,7 @@ impl ByPeer {
         false
     }
 
-    /// What was counted for `peer`: nothing if it found no place.
-    pub fn get(&self, peer: Ipv4Addr) -> PeerTraffic {
-        let mut total = PeerTraffic::default();
-        self.add_to(&mut total, peer);
-        total
-    }
-
-    /// Adds what was counted for `peer`.
+    /// Adds what was counted for `peer`: nothing if it found no place.
     pub(super) fn add_to(&self, total: &mut PeerTraffic, peer: Ipv4Addr) {
         let taken_by = |place: &&Place| place.peer.load(Ordering::Relaxed);
         let mut taken = self.tried(peer).take_while(|place| taken_by(place) != FREE);
@@ -202,6 +195,12 @@ impl ByPeer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of(counts: &ByPeer, peer: Ipv4Addr) -> PeerTraffic {
+        let mut total = PeerTraffic::default();
+        counts.add_to(&mut total, peer);
+        total
+    }
 
     #[test]
     fn who_answers_or_is_sent_little_is_answered() {
@@ -262,7 +261,7 @@ mod tests {
                     bytes_received: 30,
                     failed_sends: 4,
                 };
-                assert_eq!(counts.get(peer), expected, "{peer}");
+                assert_eq!(of(&counts, peer), expected, "{peer}");
             }
         }
     }
@@ -271,7 +270,8 @@ mod tests {
     fn beyond_the_room_nobody_is_counted() {
         let counts = ByPeer::default();
         (0..2 * PEERS_COUNTED_MAX as u32).for_each(|number| counts.failed(peer(number), 1));
-        let counted = (0..2 * PEERS_COUNTED_MAX as u32).map(|it| counts.get(peer(it)).failed_sends);
+        let counted =
+            (0..2 * PEERS_COUNTED_MAX as u32).map(|it| of(&counts, peer(it)).failed_sends);
         let all = counted.sum::<u64>() + elsewhere(&counts).failed_sends;
         assert_eq!(all, 2 * PEERS_COUNTED_MAX as u64);
     }
@@ -282,10 +282,10 @@ mod tests {
         for number in 0..100 {
             counts.received(peer(number), 1, 64, || false);
         }
-        assert_eq!(counts.get(peer(7)).packets_received, 0, "spoofed senders fill the table");
+        assert_eq!(of(&counts, peer(7)).packets_received, 0, "spoofed senders fill the table");
         assert_eq!(elsewhere(&counts).packets_received, 100);
         counts.sent(peer(7), 1, 64);
         counts.received(peer(7), 1, 64, || false);
-        assert_eq!(counts.get(peer(7)).packets_received, 1, "one that has a place keeps it");
+        assert_eq!(of(&counts, peer(7)).packets_received, 1, "one that has a place keeps it");
     }
 }

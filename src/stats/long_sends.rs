@@ -47,11 +47,11 @@ impl LongSends {
 }
 
 /// As one number, not 0 unless both parts are.
-pub(super) fn pack(peer: SocketAddrV4) -> u64 {
+fn pack(peer: SocketAddrV4) -> u64 {
     u64::from(peer.ip().to_bits()) << 16 | u64::from(peer.port())
 }
 
-pub(super) fn unpack(packed: u64) -> SocketAddrV4 {
+fn unpack(packed: u64) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from_bits((packed >> 16) as u32), packed as u16)
 }
 

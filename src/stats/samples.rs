@@ -1,16 +1,12 @@
 //! Dropped packets as samples, for an operator who asks: `weft drops`. Nobody asking, a drop costs
 //! one load; a packet that is forwarded costs nothing at any time.
-//!
-//! A ring (`record_ring.rs`) that the worker writes and any number of readers read.
 
-use std::fmt;
+use std::collections::VecDeque;
 use std::net::SocketAddrV4;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::DropReason;
-use super::long_sends::{pack, unpack};
-use super::record_ring::RecordRing;
 
 /// Longest part of a packet that is kept: all headers, and the beginning of what they carry.
 pub const SAMPLE_BYTES_MAX: usize = 256;
@@ -19,9 +15,6 @@ pub const SAMPLE_BYTES_MAX: usize = 256;
 const RING_SAMPLES: usize = 64;
 /// Most samples of one turn: a flood costs little more than it did, and leaves room for others.
 const TURN_SAMPLES_MAX: u64 = 16;
-
-/// Words of a sample: the four of `DroppedPacket::to_words`, and its bytes.
-const WORDS: usize = 4 + SAMPLE_BYTES_MAX / size_of::<u64>();
 
 /// A packet that is dropped.
 #[derive(Debug, Clone, Copy)]
@@ -52,88 +45,66 @@ pub struct Sample {
 }
 
 /// Samples of one direction of one worker.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Samples {
     /// Until when samples are wanted, on the monotonic clock.
     wanted_until_ns: AtomicU64,
-    /// Made by the first reader.
-    ring: OnceLock<Ring>,
+    ring: Mutex<Ring>,
 }
 
-#[derive(Default)]
+/// The last samples, the oldest first.
+#[derive(Debug, Default)]
 struct Ring {
-    records: RecordRing<RING_SAMPLES, WORDS>,
-    /// The writer's own: the turn of the last sample, and how many that turn had.
-    turn_ns: AtomicU64,
-    of_turn: AtomicU64,
+    samples: VecDeque<Sample>,
+    /// Number of the next sample.
+    next: u64,
+    /// The turn of the last sample, and how many that turn had.
+    turn_ns: u64,
+    of_turn: u64,
 }
 
 impl Samples {
     /// Wants samples until `until_ns`, and gives those from number `first` on that are still there,
     /// with the number of the next one.
     pub fn read(&self, first: u64, until_ns: u64) -> (Vec<Sample>, u64) {
-        let ring = self.ring.get_or_init(Ring::default);
-        self.wanted_until_ns.fetch_max(until_ns, Ordering::Release);
-        let (records, next) = ring.records.read(first);
-        (records.iter().filter_map(Sample::from_words).collect(), next)
+        self.wanted_until_ns.fetch_max(until_ns, Ordering::Relaxed);
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = ring.next - ring.samples.len() as u64;
+        let seen = first.saturating_sub(oldest) as usize;
+        (ring.samples.iter().skip(seen).cloned().collect(), ring.next)
     }
 
     /// Keeps a sample of what is dropped for `reason`, if anybody wants it.
     #[inline]
     pub(super) fn offer(&self, reason: DropReason, packets: u64, dropped: DroppedPacket<'_>) {
-        if dropped.now_ns < self.wanted_until_ns.load(Ordering::Acquire) {
+        if dropped.now_ns < self.wanted_until_ns.load(Ordering::Relaxed) {
             self.keep(reason, packets, dropped);
         }
     }
 
     #[cold]
     fn keep(&self, reason: DropReason, packets: u64, dropped: DroppedPacket<'_>) {
-        let Some(ring) = self.ring.get() else { return };
-        if ring.turn_ns.swap(dropped.now_ns, Ordering::Relaxed) != dropped.now_ns {
-            ring.of_turn.store(0, Ordering::Relaxed);
+        let DroppedPacket { now_ns, peer, packet } = dropped;
+        // While somebody reads, a sample is lost: a worker never waits.
+        let Ok(mut ring) = self.ring.try_lock() else { return };
+        if ring.turn_ns != now_ns {
+            (ring.turn_ns, ring.of_turn) = (now_ns, 0);
         }
-        if ring.of_turn.fetch_add(1, Ordering::Relaxed) >= TURN_SAMPLES_MAX {
+        if ring.of_turn >= TURN_SAMPLES_MAX {
             return;
         }
-        ring.records.push(dropped.to_words(reason, packets));
-    }
-}
-
-impl DroppedPacket<'_> {
-    /// Time; reason and length; packets; address and port, 0 for none; then the bytes.
-    fn to_words(self, reason: DropReason, packets: u64) -> impl Iterator<Item = u64> {
-        let Self { now_ns, peer, packet } = self;
-        let what = (packet.len() as u64) << 8 | reason as u64;
-        let peer = peer.map_or(0, pack);
-        let bytes = packet.chunks(size_of::<u64>()).map(|chunk| {
-            let mut word = [0; size_of::<u64>()];
-            word[..chunk.len()].copy_from_slice(chunk);
-            u64::from_ne_bytes(word)
+        if ring.samples.len() == RING_SAMPLES {
+            ring.samples.pop_front();
+        }
+        (ring.next, ring.of_turn) = (ring.next + 1, ring.of_turn + 1);
+        ring.samples.push_back(Sample {
+            at_ns: now_ns,
+            reason,
+            packets,
+            peer,
+            length_bytes: packet.len(),
+            bytes: packet.get(..SAMPLE_BYTES_MAX).unwrap_or(packet).to_vec(),
         });
-        [now_ns, what, packets, peer].into_iter().chain(bytes)
-    }
-}
-
-impl Sample {
-    /// What [`DroppedPacket::to_words`] has written.
-    fn from_words(words: &[u64; WORDS]) -> Option<Self> {
-        let [at_ns, what, packets, peer, bytes @ ..] = words;
-        let length_bytes = (what >> 8) as usize;
-        let bytes = bytes.iter().flat_map(|word| word.to_ne_bytes());
-        Some(Self {
-            at_ns: *at_ns,
-            reason: *DropReason::ALL.get((what & 0xff) as usize)?,
-            packets: *packets,
-            peer: (*peer != 0).then(|| unpack(*peer)),
-            length_bytes,
-            bytes: bytes.take(length_bytes).collect(),
-        })
-    }
-}
-
-impl fmt::Debug for Samples {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Samples").finish_non_exhaustive()
     }
 }
 
@@ -196,21 +167,34 @@ mod tests {
         let samples = Samples::default();
         samples.read(0, u64::MAX);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let writer = scope.spawn(|| {
                 for now_ns in 1..200_000_u64 {
                     let bytes = [now_ns as u8; SAMPLE_BYTES_MAX];
                     drop_at(&samples, now_ns, &bytes);
                 }
             });
             let (mut first, mut seen) = (0, 0);
-            while first < 199_999 {
+            while !writer.is_finished() || seen == 0 {
                 let (found, next) = samples.read(first, u64::MAX);
                 for sample in &found {
                     assert!(sample.bytes.iter().all(|byte| *byte == sample.at_ns as u8), "torn");
                 }
+                assert!(found.is_sorted_by_key(|sample| sample.at_ns), "out of order");
+                assert!(found.len() as u64 <= next - first, "read twice");
                 (first, seen) = (next, seen + found.len());
             }
-            assert!(seen > 0, "no sample was ever whole");
         });
+    }
+
+    #[test]
+    fn a_worker_does_not_wait_for_a_reader() {
+        let samples = Samples::default();
+        samples.read(0, u64::MAX);
+        let reader = samples.ring.lock().unwrap();
+        drop_at(&samples, 1, b"lost");
+        drop(reader);
+        drop_at(&samples, 2, b"kept");
+        let (found, next) = samples.read(0, 0);
+        assert_eq!((found[0].at_ns, next), (2, 1));
     }
 }

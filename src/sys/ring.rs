@@ -86,18 +86,15 @@ pub fn probe() -> Result<(), RingError> {
 
 impl Ring {
     /// Makes a ring of `entries` submissions (a power of two) for batches of at most
-    /// `operations`, and reads `tun` once as the worker will do it. `further` are other queues of
-    /// the same device.
+    /// `operations`, and reads the TUN device once as the worker will do it. `files` are a queue of
+    /// the device, the socket, and further queues.
     pub fn open(
         entries: u32,
         operations: usize,
-        tun: BorrowedFd<'_>,
-        socket: BorrowedFd<'_>,
-        further: &[BorrowedFd<'_>],
+        files: &[BorrowedFd<'_>],
     ) -> Result<Self, RingError> {
         let ring = set_up(entries)?;
-        let mut files = vec![tun.as_raw_fd(), socket.as_raw_fd()];
-        files.extend(further.iter().map(AsRawFd::as_raw_fd));
+        let files: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
         ring.submitter().register_files(&files).map_err(RingError::Register)?;
         enable(&ring).map_err(RingError::Register)?;
         let mut ring = Self {

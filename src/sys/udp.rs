@@ -144,27 +144,6 @@ impl SendBatch {
         arena: &[u8],
         messages: impl Iterator<Item = Datagrams<S>>,
     ) -> io::Result<usize> {
-        self.fill(arena, messages);
-        // SAFETY: `fill` has just pointed the headers at addresses, control messages and iovecs
-        // in vectors of `self`, and the iovecs at parts of `arena`; all are borrowed for the call,
-        // and sendmmsg only reads through them.
-        check(unsafe {
-            libc::sendmmsg(
-                socket.as_raw_fd(),
-                self.headers.as_mut_ptr(),
-                self.headers.len() as c_uint,
-                libc::MSG_DONTWAIT,
-            )
-        })
-    }
-
-    /// Fills the headers. What they point to is complete before the first pointer is taken, so
-    /// that no growth moves it.
-    fn fill<S: AsRef<[Span]>>(
-        &mut self,
-        arena: &[u8],
-        messages: impl Iterator<Item = Datagrams<S>>,
-    ) {
         self.headers.clear();
         self.addresses.clear();
         self.controls.clear();
@@ -182,6 +161,7 @@ impl SendBatch {
             self.controls.push(segment_control(segment_bytes.unwrap_or(0)));
             self.iovecs.extend(spans.as_ref().iter().map(|span| iovec(&arena[span.range()])));
         }
+        // All that the headers point to is complete: no growth moves it any more.
         let mut iovecs = self.iovecs.as_mut_ptr();
         let pointed_to = self.addresses.iter_mut().zip(&mut self.controls);
         for (header, (address, control)) in self.headers.iter_mut().zip(pointed_to) {
@@ -191,6 +171,17 @@ impl SendBatch {
             // SAFETY: the headers count as many iovecs as there are.
             iovecs = unsafe { iovecs.add(header.msg_hdr.msg_iovlen) };
         }
+        // SAFETY: the headers point at addresses, control messages and iovecs in vectors of
+        // `self`, and the iovecs at parts of `arena`; all are borrowed for the call, and sendmmsg
+        // only reads through them.
+        check(unsafe {
+            libc::sendmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                self.headers.len() as c_uint,
+                libc::MSG_DONTWAIT,
+            )
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
-use crate::forward::decide::{self, EgressVerdict, IngressVerdict, Local};
+use crate::forward::decide::{self, Local, Refusal};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
@@ -287,7 +287,7 @@ impl<'a> ThisHost<'a> {
         let (header, packet) = packet(question, length_bytes);
         let (local, table) = (self.local(false), self.table());
         match decide::egress(&local, &table, &header, &packet, packet.len()) {
-            EgressVerdict::Send(address) => {
+            Ok(address) => {
                 let by = match peer.fast_path.is_some_and(|taken| taken.packets_sent > 0) {
                     true => "the kernel's programs or a worker send it",
                     false => "a worker sends it",
@@ -299,10 +299,10 @@ impl<'a> ThisHost<'a> {
                 let from = self.underlay;
                 Ok(format!("{by} in a UDP datagram from {from}{or_own} to {address}"))
             }
-            EgressVerdict::Answer(kind, reason) => {
+            Err(Refusal { reason, answer: Some(kind) }) => {
                 Err(format!("{} Its sender is told: {}.", dropped(reason), told(kind)))
             }
-            EgressVerdict::Drop(reason) => Err(dropped(reason)),
+            Err(Refusal { reason, answer: None }) => Err(dropped(reason)),
         }
     }
 
@@ -317,18 +317,14 @@ impl<'a> ThisHost<'a> {
         // What an honest owner sends passes the strict check; nobody else's does.
         let (local, table) = (self.local(owner.is_some()), self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
-        match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet) {
-            IngressVerdict::Deliver(_) if owner.is_none() => Ok(format!(
+        match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet, &mut None) {
+            Ok(_) if owner.is_none() => Ok(format!(
                 "no lease covers {}: it is delivered, whoever sends it, unless this weftd has \
                  --peer-check=strict, which drops it as src-not-leased",
                 question.source
             )),
-            IngressVerdict::Deliver(_) => {
-                Ok("received from there, it is delivered to the host's routes".to_owned())
-            }
-            IngressVerdict::Drop(reason) | IngressVerdict::Answer(_, reason, _) => {
-                Err(dropped(reason))
-            }
+            Ok(_) => Ok("received from there, it is delivered to the host's routes".to_owned()),
+            Err(refusal) => Err(dropped(refusal.reason)),
         }
     }
 

@@ -13,7 +13,7 @@ use rustix::thread::{
     CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities,
 };
 use tempfile::TempDir;
-use weft::engine::{Engine, EngineWanted, RingError};
+use weft::engine::{Engine, RingError};
 
 use crate::alone;
 use crate::support::dataplane::*;
@@ -67,7 +67,7 @@ fn without(privilege: CapabilitySet) {
 /// why it has no ring, and moves packets.
 fn check_worker(cause: &str, forbid: impl FnOnce() + Send, is_it: impl Fn(&RingError) -> bool) {
     let mut started = None;
-    let options = Options { engine: EngineWanted::Best, ..Options::ALL };
+    let options = Options { engine: None, ..Options::ALL };
     let host = Host::start_with(options, || {
         forbid();
         started = Some(Stopwatch::start());
@@ -121,7 +121,7 @@ fn worker_with_io_uring_disabled_says_why() {
 fn worker_without_locked_memory_moves_packets() {
     let _alone = alone();
     let before = getrlimit(Resource::Memlock);
-    let options = Options { engine: EngineWanted::Best, ..Options::ALL };
+    let options = Options { engine: None, ..Options::ALL };
     let host = Host::start_with(options, || {
         without(CapabilitySet::IPC_LOCK);
         let none = Rlimit { current: Some(0), maximum: before.maximum };

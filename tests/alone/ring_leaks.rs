@@ -43,7 +43,7 @@ fn a_thousand_rings_leave_nothing_behind() {
         let socket = TunnelSocket::bind(address, false, false).expect("a free port");
         let offload = TunOffload { tso: true, uso: true };
         let open = |tun: &Tun, entries| {
-            Ring::open(entries, 16, tun.as_fd(), socket.as_fd(), &[]).expect("io_uring")
+            Ring::open(entries, 16, &[tun.as_fd(), socket.as_fd()]).expect("io_uring")
         };
         let one = || {
             let tun = one_queue(offload).expect("root may make a TUN device");

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
-use weft::engine::{Engine, EngineWanted};
+use weft::engine::Engine;
 use weft::route::{Peer, Prefix, Published, Table};
 use weft::stats::{DropReason, WorkerStats};
 
@@ -52,7 +52,7 @@ fn publish(routes: &Published, untouched: &Arc<Peer>, stats: &WorkerStats) {
             break;
         }
         assert!(!watch.is_over(PATIENCE), "only {change} changes, and {sent} packets meanwhile");
-        routes.publish(changing_table(untouched, change));
+        routes.table.publish(changing_table(untouched, change));
         let due = start + CHANGE_EVERY * (change + 1);
         thread::sleep(due.saturating_duration_since(Instant::now()));
     }
@@ -91,7 +91,7 @@ fn mark_of(packet: &[u8]) -> u32 {
 #[test]
 fn route_changes_lose_no_packet_of_other_routes() {
     for engine in [Engine::Mmsg, Engine::IoUring] {
-        let options = Options { engine: EngineWanted::Only(engine), ..Options::ALL };
+        let options = Options { engine: Some(engine), ..Options::ALL };
         let host = Host::start(options);
         let stats = Arc::clone(&host.stats);
         let pod = host.pod_device();
@@ -99,7 +99,7 @@ fn route_changes_lose_no_packet_of_other_routes() {
         set_socket_recv_buffer_size_force(&peer, 64 << 20).expect("we are root");
         let subnet = "10.5.2.0/24".parse().expect("a prefix");
         let untouched = Arc::new(Peer::new(subnet, PEER));
-        host.routes.publish(changing_table(&untouched, 0));
+        host.routes.table.publish(changing_table(&untouched, 0));
         let (over, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
         let mut sent = 0;
         thread::scope(|scope| {
@@ -124,7 +124,7 @@ fn route_changes_lose_no_packet_of_other_routes() {
             assert_eq!(drops(direction), [], "{engine:?}");
         }
         // The tables did reach the worker.
-        host.routes.publish(Table::build(Vec::new()));
+        host.routes.table.publish(Table::build(Vec::new()));
         pod.write(&marked(POD, FAR, sent, 64));
         host.settle(&host.stats.egress, u64::from(sent) + 1);
         assert_eq!(drops(&host.stats.egress), [(DropReason::NoRoute, 1)], "{engine:?}");

@@ -1,6 +1,5 @@
 //! What needs neither root nor a network: the oracles of packets, routes and offloads, the fuzz
-//! corpora, weft against flannel case by case, the recorded benchmark runs, the model of the ring
-//! of dropped packets.
+//! corpora, weft against flannel case by case, the recorded benchmark runs.
 
 mod bench_record;
 mod fuzz_replay;
@@ -8,7 +7,6 @@ mod golden;
 mod instructions;
 mod offload_oracle;
 mod packet_oracle;
-mod ring_model;
 
 #[path = "../support/bpf.rs"]
 mod bpf;

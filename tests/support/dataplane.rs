@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use weft::device::{LANES, Steering, Tun, TunOffload, TunnelSocket};
-use weft::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
+use weft::engine::{Engine, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
 use weft::forward::Local;
 use weft::offload::{
     PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
@@ -57,7 +57,7 @@ pub struct Options {
     pub gso: bool,
     pub gro: bool,
     pub mtu_bytes: u16,
-    pub engine: EngineWanted,
+    pub engine: Option<Engine>,
     pub ring_entries: u32,
     /// Of the tunnel socket, where it matters.
     pub send_buffer_bytes: Option<usize>,
@@ -71,7 +71,7 @@ impl Options {
         gso: true,
         gro: true,
         mtu_bytes: MTU_BYTES,
-        engine: EngineWanted::Only(Engine::Mmsg),
+        engine: Some(Engine::Mmsg),
         ring_entries: RING_ENTRIES,
         send_buffer_bytes: None,
         lanes: false,
@@ -79,7 +79,7 @@ impl Options {
 
     /// The same on `engine`, with a ring of this size.
     pub const fn on(self, engine: Engine, ring_entries: u32) -> Self {
-        Self { engine: EngineWanted::Only(engine), ring_entries, ..self }
+        Self { engine: Some(engine), ring_entries, ..self }
     }
 }
 

@@ -26,7 +26,7 @@ const MAP: &[(&str, &[&str])] = &[
     ("words", &[]),
     ("backend_kind", &["words"]),
     ("failure", &[]),
-    ("rights", &[]),
+    ("rights", &["words"]),
     ("sys", &["packet::Span"]),
     ("device", &["sys", "offload", "packet::Span"]),
     ("fast_path", &["sys", "route::Prefix"]),

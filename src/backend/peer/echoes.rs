@@ -26,15 +26,6 @@ pub(in crate::backend) const ECHO_BYTES: u16 = 84;
 /// Any packet fits.
 const PACKET_BYTES_MAX: usize = 64 << 10;
 
-/// What came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Message {
-    /// Something about what this daemon sent.
-    Answer(Answer),
-    /// This host was asked for an echo, by this one.
-    Asked(Ipv4Addr),
-}
-
 #[derive(Debug)]
 pub(in crate::backend) struct Echoes {
     socket: Socket,
@@ -85,15 +76,12 @@ impl Echoes {
     }
 
     /// What a packet says, however it came.
-    pub(super) fn read(&self, packet: &[u8]) -> Option<Message> {
-        let answer =
-            Answer::read(packet, &|to, sequence, bytes| self.tokens.of(to, sequence, bytes))
-                .map(Message::Answer);
-        answer.or_else(|| Answer::asker(packet).map(Message::Asked))
+    pub(super) fn read(&self, packet: &[u8]) -> Option<Answer> {
+        Answer::read(packet, &|to, sequence, bytes| self.tokens.of(to, sequence, bytes))
     }
 
     /// Takes what has come: by which interfaces, and how long ago.
-    pub(super) fn receive(&mut self) -> Vec<(u32, Duration, Message)> {
+    pub(super) fn receive(&mut self) -> Vec<(u32, Duration, Answer)> {
         let mut messages = Vec::new();
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         for _ in 0..ANSWERS_MAX {

@@ -13,8 +13,8 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::capture::Capture;
-use super::echoes::{ECHO_BYTES, Echoes, Message};
-use super::evidence::{Ask, Evidence, Hosts, LOOK, Reached, Sample};
+use super::echoes::{ECHO_BYTES, Echoes};
+use super::evidence::{Ask, Evidence, LOOK, Reached, Sample};
 use super::machine::Machine;
 use super::state::{Obstacle, Reachability};
 use crate::packet::echo::{Answer, Reply, TTL};
@@ -49,7 +49,7 @@ pub(in crate::backend) struct Manner {
 #[derive(Debug)]
 pub(in crate::backend) struct Health {
     manner: Manner,
-    machine: Machine,
+    pub(in crate::backend) machine: Machine,
     /// `None` without the right to raw sockets; then nobody is asked.
     pub(in crate::backend) echoes: Option<Echoes>,
     capture: Capture,
@@ -86,11 +86,6 @@ impl Health {
     /// How the peers are, and each change of it.
     pub(in crate::backend) fn view(&self) -> watch::Receiver<Arc<Reachability>> {
         self.published.subscribe()
-    }
-
-    /// These are the peers from now on, behind the interface with this index.
-    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
-        self.machine.set_hosts(hosts, external);
     }
 
     /// Whether to look at counts now; the next look is `period` later.
@@ -139,13 +134,12 @@ impl Health {
         for (interface, age, message) in messages {
             let meaning = meaning(message, interface, machine, manner.port, own);
             let Some((host, evidence)) = meaning else { continue };
-            match message {
-                Message::Answer(Answer::Reply(reply)) if reply.total_bytes != ECHO_BYTES => {
-                    others(reply);
-                }
-                Message::Answer(_) | Message::Asked(_) => {
-                    machine.note(host, evidence, now - age.min(unread));
-                }
+            if let Answer::Reply(reply) = message
+                && reply.total_bytes != ECHO_BYTES
+            {
+                others(reply);
+            } else {
+                machine.note(host, evidence, now - age.min(unread));
             }
         }
     }
@@ -178,17 +172,6 @@ impl Health {
         self.next_tick = now + machine.until_tick(now).unwrap_or(LONG);
         asks.retain(|ask| ask.asks_host);
         asks
-    }
-
-    /// Whether packets were sent to this peer lately.
-    pub(in crate::backend) fn is_in_use(&self, host: Ipv4Addr, now: Instant) -> bool {
-        self.machine.is_in_use(host, now)
-    }
-
-    /// Whether its host said of late that nobody is at the tunnel's port. What its kernel carries
-    /// of the tunnel may go on without.
-    pub(in crate::backend) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
-        self.machine.has_no_daemon(host, now)
     }
 
     /// The peers in use that left an echo unanswered.
@@ -230,7 +213,7 @@ impl Health {
 /// than it must. Answers have a token that only their peer has seen, so those from outside of a
 /// tunnel may come by any interface: on a host with several in one network they do.
 fn meaning(
-    message: Message,
+    message: Answer,
     interface: u32,
     machine: &Machine,
     port: Option<u16>,
@@ -242,11 +225,11 @@ fn meaning(
         (by == interface || by == machine.external).then_some(host)
     };
     match message {
-        Message::Asked(asker) => {
+        Answer::Asked(asker) => {
             let (host, by) = machine.place_of(asker)?;
             (by == interface).then_some((host, Evidence::Asked))
         }
-        Message::Answer(Answer::Reply(reply)) => {
+        Answer::Reply(reply) => {
             let host = answerer(reply.source)?;
             let is_target = machine.is_target(reply.source);
             let evidence =
@@ -254,16 +237,16 @@ fn meaning(
             Some((host, evidence))
         }
         // The kernel takes a packet from one of its own addresses from nobody but itself.
-        Message::Answer(Answer::Lost { by, destination, code, .. }) if own.contains(&by) => {
+        Answer::Lost { by, destination, code, .. } if own.contains(&by) => {
             let (host, _) = machine.place_of(destination)?;
             (code == Some(HOST_UNREACHABLE)).then_some((host, neighbour))
         }
-        Message::Answer(Answer::Lost { by, destination, sequence, .. }) => {
+        Answer::Lost { by, destination, sequence, .. } => {
             let (host, _) = machine.place_of(destination)?;
             // Another router, to which a wrong route leads, is no peer.
             (answerer(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
         }
-        Message::Answer(Answer::Refused { by, code, source, destination, echo_to }) => {
+        Answer::Refused { by, code, source, destination, echo_to } => {
             let (host, _) = machine.place_of(*destination.ip())?;
             if Some(destination.port()) != port || !own.contains(&source) {
                 None
@@ -300,6 +283,7 @@ mod tests {
     use std::net::SocketAddrV4;
 
     use super::*;
+    use crate::backend::peer::evidence::Hosts;
     use crate::packet::echo::Answer::{Lost, Refused, Reply as Echo};
 
     const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
@@ -311,7 +295,7 @@ mod tests {
     const POD: u32 = 9;
 
     /// What a message shows of the host, which leases a subnet behind this interface.
-    fn shown(message: Message, by: u32, lease: u32) -> Option<Evidence> {
+    fn shown(message: Answer, by: u32, lease: u32) -> Option<Evidence> {
         let mut machine = Machine::new(false, 1);
         let subnet = "10.5.1.0/24".parse().unwrap();
         let reached = Reached { subnet, target: TARGET, interface: lease };
@@ -320,18 +304,17 @@ mod tests {
         meaning.map(|(host, evidence)| (assert_eq!(host, HOST), evidence).1)
     }
 
-    fn reply(source: Ipv4Addr) -> Message {
-        Message::Answer(Echo(Reply { source, total_bytes: 84, token: 0, sequence: 7 }))
+    fn reply(source: Ipv4Addr) -> Answer {
+        Echo(Reply { source, total_bytes: 84, token: 0, sequence: 7 })
     }
 
     #[test]
     fn what_went_through_the_tunnel_must_come_out_of_it() {
-        let expired =
-            Message::Answer(Lost { by: TARGET, destination: TARGET, sequence: 7, code: None });
+        let expired = Lost { by: TARGET, destination: TARGET, sequence: 7, code: None };
         for (message, evidence) in [
             (reply(TARGET), Evidence::Echoed(7)),
             (expired, Evidence::Expired(7)),
-            (Message::Asked(TARGET), Evidence::Asked),
+            (Answer::Asked(TARGET), Evidence::Asked),
         ] {
             assert_eq!(shown(message, TUNNEL, TUNNEL), Some(evidence));
             for by in [EXTERNAL, POD, 0] {
@@ -339,7 +322,7 @@ mod tests {
             }
             assert_eq!(shown(message, EXTERNAL, EXTERNAL), Some(evidence), "without a tunnel");
         }
-        assert_eq!(shown(Message::Asked(TARGET), POD, EXTERNAL), None);
+        assert_eq!(shown(Answer::Asked(TARGET), POD, EXTERNAL), None);
         assert_eq!(shown(reply(HOST), EXTERNAL, TUNNEL), Some(Evidence::HostAnswered));
         assert_eq!(shown(reply(ROUTER), EXTERNAL, TUNNEL), None);
     }
@@ -349,7 +332,7 @@ mod tests {
         let refusal = |by, source, port, echo_to, interface| {
             let destination = SocketAddrV4::new(HOST, port);
             let answer = Refused { by, code: 3, source, destination, echo_to };
-            shown(Message::Answer(answer), interface, TUNNEL)
+            shown(answer, interface, TUNNEL)
         };
         let refused = |by| Some(Evidence::Refused { by, code: 3 });
         assert_eq!(refusal(HOST, OWN, 8285, None, EXTERNAL), refused(HOST));
@@ -365,9 +348,9 @@ mod tests {
             let destination = SocketAddrV4::new(HOST, 8285);
             let refused = Refused { by: OWN, code, source: OWN, destination, echo_to: None };
             let lost = Lost { by: OWN, destination: TARGET, sequence: 7, code: Some(code) };
-            assert_eq!(shown(Message::Answer(refused), 1, TUNNEL), Some(expected), "code {code}");
+            assert_eq!(shown(refused, 1, TUNNEL), Some(expected), "code {code}");
             let is_neighbour = expected == Evidence::Unsendable(Obstacle::Neighbour);
-            assert_eq!(shown(Message::Answer(lost), 1, TUNNEL).is_some(), is_neighbour, "{code}");
+            assert_eq!(shown(lost, 1, TUNNEL).is_some(), is_neighbour, "{code}");
         };
         own(1, Evidence::Unsendable(Obstacle::Neighbour));
         for by_firewall in [3, 9, 10, 13] {

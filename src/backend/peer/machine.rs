@@ -25,7 +25,7 @@ const TICK_QUESTIONS_MAX: usize = 80;
 
 /// All peers of one backend, by their hosts.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(in crate::backend) struct Machine {
     peers: BTreeMap<Ipv4Addr, Entry>,
     /// Those in use that were not quiet at the last tick: between two ticks nobody else is looked
     /// at, and of thousands of peers these are few.
@@ -68,7 +68,7 @@ impl Machine {
     }
 
     /// These are the peers from now on, behind the interface with this index.
-    pub(super) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
+    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
         self.external = external;
         self.peers.retain(|host, _| hosts.contains_key(host));
         self.addresses.clear();
@@ -89,12 +89,12 @@ impl Machine {
     }
 
     /// Whether packets were sent to this peer lately.
-    pub(super) fn is_in_use(&self, host: Ipv4Addr, now: Instant) -> bool {
+    pub(in crate::backend) fn is_in_use(&self, host: Ipv4Addr, now: Instant) -> bool {
         self.peers.get(&host).is_some_and(|entry| entry.peer.is_in_use(self.in_use, now))
     }
 
     /// Whether its host said of late that nobody is at the tunnel's port.
-    pub(super) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
+    pub(in crate::backend) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
         self.peers.get(&host).is_some_and(|entry| entry.peer.has_no_daemon(host, now))
     }
 

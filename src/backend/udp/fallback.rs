@@ -52,13 +52,11 @@ fn io_uring_disabled() -> Option<u8> {
 /// What to do about `error` on a host whose sysctl has the value `disabled`.
 fn cure(error: &RingError, disabled: Option<u8>) -> String {
     let (source, at_setup) = match error {
-        RingError::Setup(source) => (source, true),
-        RingError::Register(source) | RingError::Enter(source) => (source, false),
-        RingError::NoTimeLimit | RingError::TunRead(_) | RingError::TunSilent => {
-            return "run kernel 6.4 or later".to_owned();
-        }
+        RingError::Setup(source) => (Some(source), true),
+        RingError::Register(source) | RingError::Enter(source) => (Some(source), false),
+        RingError::NoTimeLimit | RingError::TunRead(_) | RingError::TunSilent => (None, false),
     };
-    match (Errno::from_io_error(source), disabled) {
+    match (source.and_then(Errno::from_io_error), disabled) {
         (Some(Errno::PERM | Errno::ACCESS), Some(2)) if at_setup => {
             "set the sysctl kernel.io_uring_disabled to 0: it is 2, which forbids io_uring to all"
                 .to_owned()

@@ -207,7 +207,7 @@ impl KernelPlane {
                     Ok(()) = self.inputs.ground.changed() => {
                         if self.inputs.ground.borrow_and_update().is_none() {
                             self.pause();
-                            self.placement.remove_programs();
+                            self.placement.attached = None;
                         }
                         self.hops.clear();
                         break;
@@ -253,15 +253,14 @@ impl KernelPlane {
         let mac = hardware_address(&ground).await?;
         let unmeasured = self.inputs.unmeasured.borrow_and_update().clone();
         let unmeasured = unmeasured.ok_or(Obstacle::Unmeasured)?;
-        let table = self.inputs.routes.load();
+        let table = self.inputs.routes.table.load();
         if table.peers().len() > PEERS_MAX as usize {
             return Err(Obstacle::Peers);
         }
         hops::find(&mut self.hops, &table, ground.underlay).await?;
         let neighbours = neighbours::hardware_addresses(ground.underlay_device).await?;
-        let lengths: BTreeSet<_> =
-            table.peers().iter().map(|peer| peer.subnet.length_bits()).collect();
-        if lengths.len() > LENGTHS_MAX {
+        let masks: BTreeSet<_> = table.peers().iter().map(|peer| peer.subnet.mask()).collect();
+        if masks.len() > LENGTHS_MAX {
             return Err(Obstacle::Lengths);
         }
         let maps = &fast_path.maps;
@@ -269,11 +268,10 @@ impl KernelPlane {
             until_ns: 0,
             streams_until_ns: 0,
             subnet: self.inputs.subnet,
-            tun_address: self.inputs.subnet.network(),
             underlay_address: *ground.underlay.ip(),
             port: ground.underlay.port(),
             mtu_bytes: ground.mtu_bytes.min(PACKET_BYTES_MAX),
-            lengths_bits: lengths.into_iter().rev().collect(),
+            masks: masks.into_iter().rev().collect(),
             underlay_device: ground.underlay_device,
             hardware_address: mac.0,
             tun_device: ground.tun_device,
@@ -352,7 +350,7 @@ impl KernelPlane {
         };
         if fast_path.maps.publish(&Settings { until_ns: 0, ..settings }).is_err() {
             // They cannot be told, so they have to go.
-            self.placement.remove_programs();
+            self.placement.attached = None;
         }
     }
 
@@ -376,7 +374,7 @@ impl KernelPlane {
         } else if self.off_since.elapsed() >= ANNOUNCED {
             self.announce(false);
         }
-        let table = self.inputs.routes.load();
+        let table = self.inputs.routes.table.load();
         let mut is_active = false;
         for (subnet, peer, [before, now]) in self.inputs.taken.news() {
             let long_packets = now.long_packets_received - before.long_packets_received;

@@ -12,55 +12,41 @@ use crate::backend::status::log_changes;
 use crate::control::lease::{Lease, Peers, RawJson};
 use crate::route::{Peer, Prefix, SOURCE_PORTS, Table};
 
-/// The peers that the published table holds.
-#[derive(Debug, Default)]
-pub(super) struct PeerSet {
-    peers: BTreeMap<Prefix, Arc<Peer>>,
+/// The table of these leases of all other nodes, after the one `before`. Peers whose subnet and
+/// endpoint are unchanged keep their identity, so what the worker learnt about them survives.
+pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
+    let all: BTreeMap<_, _> = before.peers().iter().map(|peer| (peer.subnet, peer)).collect();
+    let mut peers = Vec::new();
+    for (subnet, lease) in leases {
+        if !lease.attributes.backend_type.is_udp() {
+            debug!("Ignoring lease {subnet} of a {} node", lease.attributes.backend_type);
+            continue;
+        }
+        let address = SocketAddrV4::new(lease.attributes.public_ip, port);
+        let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
+        let takes_source_ports = source_ports >= Some(SOURCE_PORTS);
+        let known = all.get(subnet).filter(|peer| peer.address == address);
+        let is_same = |peer: &Peer| {
+            (peer.takes_no_checksum, peer.takes_source_ports)
+                == (takes_no_checksum, takes_source_ports)
+        };
+        peers.push(match known {
+            Some(peer) if is_same(peer) => Arc::clone(peer),
+            known => {
+                let proven = known.is_some_and(|peer| peer.source_proven.load(Ordering::Relaxed));
+                let source_proven = AtomicBool::new(proven);
+                let new = Peer::new(*subnet, address);
+                Arc::new(Peer { takes_no_checksum, takes_source_ports, source_proven, ..new })
+            }
+        });
+    }
+    let next = Table::build(peers);
+    log_changes(&addresses(before), &addresses(&next));
+    next
 }
 
-impl PeerSet {
-    /// Takes in the leases of all other nodes. Peers whose subnet and endpoint are unchanged keep
-    /// their identity, so what the worker learnt about them survives.
-    pub(super) fn update(&mut self, leases: &Peers, port: u16) {
-        let before = self.addresses();
-        let mut next = BTreeMap::new();
-        for (subnet, lease) in leases {
-            if !lease.attributes.backend_type.is_udp() {
-                debug!("Ignoring lease {subnet} of a {} node", lease.attributes.backend_type);
-                continue;
-            }
-            let address = SocketAddrV4::new(lease.attributes.public_ip, port);
-            let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
-            let takes_source_ports = source_ports >= Some(SOURCE_PORTS);
-            let known = self.peers.remove(subnet).filter(|peer| peer.address == address);
-            let is_same = |peer: &Arc<Peer>| {
-                (peer.takes_no_checksum, peer.takes_source_ports)
-                    == (takes_no_checksum, takes_source_ports)
-            };
-            let peer = match known {
-                Some(peer) if is_same(&peer) => peer,
-                known => {
-                    let proven =
-                        known.is_some_and(|peer| peer.source_proven.load(Ordering::Relaxed));
-                    let source_proven = AtomicBool::new(proven);
-                    let new = Peer::new(*subnet, address);
-                    Arc::new(Peer { takes_no_checksum, takes_source_ports, source_proven, ..new })
-                }
-            };
-            next.insert(*subnet, peer);
-        }
-        self.peers = next;
-        log_changes(&before, &self.addresses());
-    }
-
-    fn addresses(&self) -> BTreeMap<Prefix, SocketAddrV4> {
-        self.peers.iter().map(|(subnet, peer)| (*subnet, peer.address)).collect()
-    }
-
-    /// A route table of these peers.
-    pub(super) fn table(&self) -> Table {
-        Table::build(self.peers.values().cloned().collect())
-    }
+fn addresses(table: &Table) -> BTreeMap<Prefix, SocketAddrV4> {
+    table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect()
 }
 
 /// What a udp node says of its dataplane beside flannel's attributes, which flannel ignores: its
@@ -127,9 +113,7 @@ mod tests {
             lease("10.5.1.0/24", [192, 0, 2, 1], ""),
             lease("10.5.2.0/24", [192, 0, 2, 2], "vxlan"),
         ]);
-        let mut set = PeerSet::default();
-        set.update(&leases, 8285);
-        let table = set.table();
+        let table = next_table(&Table::provisional(), &leases, 8285);
         assert_eq!(table.peers().len(), 1, "a vxlan node would never answer on the tunnel port");
         let peer = table.lookup(Ipv4Addr::new(10, 5, 1, 9)).unwrap();
         assert_eq!(peer.address.to_string(), "192.0.2.1:8285");
@@ -137,20 +121,23 @@ mod tests {
 
     #[test]
     fn peer_keeps_identity_until_its_endpoint_moves() {
-        let mut set = PeerSet::default();
-        set.update(&Peers::from([lease("10.5.1.0/24", [192, 0, 2, 1], "")]), 8285);
-        let first = Arc::clone(&set.table().peers()[0]);
+        let none = Table::provisional();
+        let next = |before: &Table, public_ip, backend_type| {
+            let leases = Peers::from([lease("10.5.1.0/24", public_ip, backend_type)]);
+            next_table(before, &leases, 8285)
+        };
+        let table = next(&none, [192, 0, 2, 1], "");
+        let first = Arc::clone(&table.peers()[0]);
         first.source_proven.store(true, Ordering::Relaxed);
-        set.update(&Peers::from([lease("10.5.1.0/24", [192, 0, 2, 1], "udp")]), 8285);
-        assert!(Arc::ptr_eq(&first, &set.table().peers()[0]));
-        set.update(&Peers::from([lease("10.5.1.0/24", [192, 0, 2, 9], "")]), 8285);
-        let moved = Arc::clone(&set.table().peers()[0]);
+        let table = next(&table, [192, 0, 2, 1], "udp");
+        assert!(Arc::ptr_eq(&first, &table.peers()[0]));
+        let table = next(&table, [192, 0, 2, 9], "");
+        let moved = Arc::clone(&table.peers()[0]);
         assert_eq!(moved.address.to_string(), "192.0.2.9:8285");
         assert!(
             !moved.source_proven.load(Ordering::Relaxed),
             "the new endpoint proved nothing yet"
         );
-        set.update(&Peers::new(), 8285);
-        assert!(set.table().peers().is_empty());
+        assert!(next_table(&table, &Peers::new(), 8285).peers().is_empty());
     }
 }

@@ -12,7 +12,6 @@ use tracing::info;
 use crate::backend::peer::echoes::ECHO_BYTES;
 use crate::backend::peer::evidence::{Hosts, LOOK as LOOK_AT_COUNTS, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
-use crate::backend::peer::state::Reachability;
 use crate::backend::status::{Taken, send_if_new};
 use crate::device::TunnelSocket;
 use crate::packet::echo::Reply;
@@ -46,8 +45,9 @@ pub(super) type Unmeasured = Option<BTreeSet<SocketAddrV4>>;
 
 /// The measuring of one daemon's paths.
 pub(super) struct Prober {
-    paths: Paths,
-    health: Health,
+    /// How wide the peers' paths are, and how the peers are.
+    pub(super) paths: Paths,
+    pub(super) health: Health,
     /// The peers that `health` knows, and behind which interfaces.
     known: Option<(Arc<Table>, [u32; 2])>,
     /// The number of the last echo that measures, and those that are unanswered.
@@ -86,16 +86,6 @@ impl Prober {
         }
     }
 
-    /// How the peers are, and how wide their paths.
-    pub(super) fn reachability(&self) -> watch::Receiver<Arc<Reachability>> {
-        self.health.view()
-    }
-
-    /// The longest packet that the interface allows has changed.
-    pub(super) fn set_ceiling(&mut self, ceiling_bytes: u16) {
-        self.paths.set_ceiling(ceiling_bytes, Instant::now());
-    }
-
     /// Measures until `limits` have changed. Cancel-safe: waiting is all that it does in
     /// between. `interfaces` are the tunnel's and the external one.
     pub(super) async fn changed(
@@ -111,19 +101,20 @@ impl Prober {
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
             }
-            self.round(seats, &routes.load(), interfaces);
+            self.round(seats, &routes.table.load(), interfaces);
             if is_measuring {
                 let now = Instant::now();
-                let is_away = |peer: SocketAddrV4| self.health.has_no_daemon(*peer.ip(), now);
+                let is_away =
+                    |peer: SocketAddrV4| self.health.machine.has_no_daemon(*peer.ip(), now);
                 let unknown = self.paths.unknown(is_away, now).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
             }
             let suspects = self.health.in_question(Instant::now());
             self.unresolved.look(suspects, seats[0].socket.address, interfaces[1], routes).await;
             if let Some(hosts) = self.source_ports.changed() {
-                routes.publish_spread(hosts);
+                routes.spread.publish(hosts);
             }
-            let limits = self.limits_of_subnets(&routes.load());
+            let limits = self.limits_of_subnets(&routes.table.load());
             if limits != self.limits {
                 self.limits = limits;
                 return;
@@ -148,7 +139,7 @@ impl Prober {
         if !self.known.as_ref().is_some_and(is_known) {
             self.known = Some((Arc::clone(table), interfaces));
             let [tunnel, external] = interfaces;
-            self.health.set_hosts(hosts(table, tunnel), external);
+            self.health.machine.set_hosts(hosts(table, tunnel), external);
             let peers = table.peers().iter().filter(|peer| peer.takes_source_ports);
             let target = |peer: &Arc<Peer>| (*peer.address.ip(), peer.subnet.network());
             let ports = sources(seats).count();
@@ -191,7 +182,7 @@ impl Prober {
         if ports.is_empty() || health.echoes.is_none() {
             return;
         }
-        for ask in source_ports.tick(|host| health.is_in_use(host, now), now) {
+        for ask in source_ports.tick(|host| health.machine.is_in_use(host, now), now) {
             self.sequence = self.sequence.wrapping_add(1);
             source_ports.asked(ask.host, self.sequence, now);
             let Some(socket) = ports.get(ask.port) else { continue };

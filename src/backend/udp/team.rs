@@ -16,8 +16,7 @@ use tracing::{info, warn};
 use crate::config::options::{EngineChoice, WorkersChoice};
 use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{
-    self, Engine, EngineWanted, RING_ENTRIES, RingError, Running, SpawnError, Worker, WorkerConfig,
-    WorkerEnd,
+    self, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
 };
 use crate::failure::with_causes;
 use crate::forward::{IcmpLimiter, Local};
@@ -49,7 +48,7 @@ pub(super) struct Orders {
     pub(super) subnet: Prefix,
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
-    pub(super) engine: EngineWanted,
+    pub(super) engine: Option<Engine>,
     pub(super) comes_first: bool,
     /// Whether the peers' datagrams are checked strictly.
     pub(super) is_strict: bool,
@@ -140,11 +139,6 @@ impl Team {
         };
         self.workers.iter().enumerate().map(state).collect()
     }
-
-    /// Why a worker runs mmsg in place of the io_uring that it would rather have.
-    pub(super) fn fallback(&self) -> Option<&RingError> {
-        self.workers.iter().find_map(|worker| worker.running.fallback.as_ref())
-    }
 }
 
 /// Why a worker has no real time.
@@ -169,18 +163,18 @@ pub(super) fn end_reason(end: Option<WorkerEnd>) -> String {
 
 /// The engine for `choice`. For `auto` it is io_uring, where available, if system calls are
 /// expensive here.
-pub(super) fn settle_engine(choice: EngineChoice) -> EngineWanted {
+pub(super) fn settle_engine(choice: EngineChoice) -> Option<Engine> {
     match choice {
-        EngineChoice::Mmsg => return EngineWanted::Only(Engine::Mmsg),
-        EngineChoice::IoUring => return EngineWanted::Only(Engine::IoUring),
+        EngineChoice::Mmsg => return Some(Engine::Mmsg),
+        EngineChoice::IoUring => return Some(Engine::IoUring),
         EngineChoice::Auto => {}
     }
     let call_ns = engine::call_ns();
     let preferred = engine::preferred(call_ns);
     info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
     match preferred {
-        Engine::Mmsg => EngineWanted::Only(Engine::Mmsg),
-        Engine::IoUring => EngineWanted::Best,
+        Engine::Mmsg => Some(Engine::Mmsg),
+        Engine::IoUring => None,
     }
 }
 

@@ -38,10 +38,7 @@ pub(super) async fn inherit(
     let inherited = handover.take_inherited().map_err(StartError::Descriptors)?;
     let Some(descriptors) = inherited else {
         // An earlier attempt of this start may have had them.
-        if !handover.refuse().await {
-            let reason = "the network configuration has changed meanwhile".to_owned();
-            return Err(StartError::TakeOver { reason });
-        }
+        handover.refuse("the network configuration has changed meanwhile").await?;
         return Ok(None);
     };
     let devices = device::tun_names(&descriptors);
@@ -60,9 +57,7 @@ pub(super) async fn inherit(
         }
         Err(error) => with_causes(&error),
     };
-    if !handover.refuse().await {
-        return Err(StartError::TakeOver { reason });
-    }
+    handover.refuse(&reason).await?;
     info!("not going on with what the last weftd has left open: {reason}");
     // The service manager may need a moment to close them, and a device that is still there keeps
     // its name and its route.
@@ -96,7 +91,7 @@ pub(super) async fn open(
     };
     let id = kept.id;
     if kept.has_carrier {
-        return Err(TunError::Taken { name: id.name }.into());
+        return Err(TunError::Taken(id.name).into());
     }
     match open_queues(&id.name, offload, worker_count) {
         // Made for one worker, and now there are several, or the other way round.

@@ -22,7 +22,7 @@ use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{OffloadChoice, PriorityChoice};
 use crate::device::{Tun, TunnelSocket};
-use crate::engine::{Engine, EngineWanted, WorkerEnd, end_all};
+use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
 use crate::host::listing::Listing;
@@ -99,7 +99,7 @@ impl Tunnel {
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
         let prober = Prober::open(subnet.network(), owner.port, mtu_bytes, taken);
         let mut reporter = Reporter::new(setup);
-        reporter.reachability = prober.reachability();
+        reporter.reachability = prober.health.view();
         let mut tunnel = Self {
             settings,
             offload,
@@ -247,7 +247,7 @@ impl Tunnel {
         if mtu_bytes == from {
             return Ok(());
         }
-        self.prober.set_ceiling(mtu_bytes);
+        self.prober.paths.set_ceiling(mtu_bytes, Instant::now());
         // Before the device: otherwise a worker would refuse packets that the device accepts, and
         // report the old MTU to pods.
         self.orders.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
@@ -282,7 +282,7 @@ impl Tunnel {
     /// one event.
     fn path_changes(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
         let before = &self.overlay.desired.path_mtus;
-        let (table, mtu_bytes) = (self.orders.routes.load(), self.mtu_bytes);
+        let (table, mtu_bytes) = (self.orders.routes.table.load(), self.mtu_bytes);
         let interface = &self.host.external().name;
         let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
         let changed = all.into_iter().filter(|subnet| before.get(subnet) != limits.get(subnet));
@@ -307,7 +307,8 @@ impl Tunnel {
 
     /// Logs why io_uring is not used.
     fn log_fallback(&mut self) {
-        if let Some(error) = self.team.fallback() {
+        let mut fallbacks = self.team.workers.iter().filter_map(|it| it.running.fallback.as_ref());
+        if let Some(error) = fallbacks.next() {
             self.logged_fallback.once(&fallback::report(error), |text| warn!("{text}"));
         }
     }
@@ -316,9 +317,9 @@ impl Tunnel {
     fn give_up_broken_ring(&mut self, end: Option<&WorkerEnd>) {
         let Some(WorkerEnd::WaitFailed(error)) = end else { return };
         let had_ring = self.team.workers.iter().any(|it| it.running.engine == Engine::IoUring);
-        if had_ring && self.orders.engine == EngineWanted::Best {
+        if had_ring && self.orders.engine.is_none() {
             warn!("{}", fallback::report_broken(error));
-            self.orders.engine = EngineWanted::Only(Engine::Mmsg);
+            self.orders.engine = Some(Engine::Mmsg);
         }
     }
 

@@ -50,14 +50,10 @@ impl Unresolved {
         routes: &Published,
     ) {
         let now = Instant::now();
-        if suspects.is_empty() {
-            self.settle(BTreeSet::new(), routes);
-            return;
-        }
         // Whoever answered an echo is there, whenever the next look is.
         let still = self.hosts.intersection(&suspects).copied().collect();
         self.settle(still, routes);
-        if self.next_look.is_some_and(|at| now < at) {
+        if suspects.is_empty() || self.next_look.is_some_and(|at| now < at) {
             return;
         }
         let listed = neighbours::unresolved(interface).await;
@@ -107,7 +103,7 @@ impl Unresolved {
                 None => Events::of_neighbours().ok(),
                 events => events,
             };
-            routes.publish_unresolved(self.hosts.iter().copied().collect());
+            routes.unresolved.publish(self.hosts.clone());
         }
     }
 }

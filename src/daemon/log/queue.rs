@@ -106,7 +106,7 @@ impl Shared {
     /// The thread: writes what it receives, and what is due besides.
     fn write_all(&self, receiver: &Receiver<Message>, mut writer: impl Write) {
         // A worker's rights are enough. Refused, it writes with more than it needs.
-        rights::keep_for_worker(rights::Reschedules::Never).ok();
+        rights::keep_for_worker(rights::Priority::Ordinary).ok();
         loop {
             let message = if self.limiter().owes() {
                 receiver.recv_timeout(SUMMARY_INTERVAL)

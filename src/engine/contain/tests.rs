@@ -10,7 +10,7 @@ use crate::device::{Tun, TunnelSocket};
 use crate::engine::ingress::IngressHalf;
 use crate::engine::io::{Reads, Receives, Share};
 use crate::engine::mmsg::Mmsg;
-use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerEnd};
+use crate::engine::{Engine, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
 use crate::forward::Local;
 use crate::forward::tests::{FAR, POD, TRIPPING, local, udp};
 use crate::offload::VNET_HEADER_BYTES;
@@ -21,7 +21,7 @@ use crate::sys::tun_io::{Write, WriteBatch};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const ENGINES: [EngineWanted; 2] = [EngineWanted::Only(Engine::Mmsg), EngineWanted::Best];
+const ENGINES: [Option<Engine>; 2] = [Some(Engine::Mmsg), None];
 
 /// A worker's devices, their other ends held by the test.
 pub(in crate::engine) struct Scene {
@@ -33,7 +33,7 @@ pub(in crate::engine) struct Scene {
 }
 
 impl Scene {
-    pub(in crate::engine) fn new(engine: EngineWanted) -> (Self, WorkerConfig) {
+    pub(in crate::engine) fn new(engine: Option<Engine>) -> (Self, WorkerConfig) {
         let (host, queue) = UnixDatagram::pair().unwrap();
         queue.set_nonblocking(true).unwrap();
         host.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -94,7 +94,7 @@ const WAITING: u64 = 9;
 
 /// Of the packets that wait for a worker the fifth panics; then one more comes.
 fn survives(
-    engine: EngineWanted,
+    engine: Option<Engine>,
     give: fn(&Scene, &[u8]),
     take: fn(&Scene) -> Vec<u8>,
     of: fn(&WorkerStats) -> &DirectionStats,
@@ -196,13 +196,13 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
         let mut engine = Mmsg::new(config);
         engine.read(0, Share::NOTHING, &mut reads, &mut half.receives, true).unwrap();
     }
-    let table = config.routes.load();
+    let table = config.routes.table.load();
     let (local, stats) = (&config.local, &scene.stats.ingress);
     let icmp_limit = &config.icmp_limit;
     let context = Context { local, table: &table, stats, icmp_limit, now_ns: 1 };
-    half.begin_turn(config);
+    half.begin_turn();
     let unwound = tracing::subscriber::with_default(subscriber, || {
-        catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, config, &context).is_ok())).is_err()
+        catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, &context).is_ok())).is_err()
     });
     let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
     (unwound, text)

@@ -1,7 +1,7 @@
 //! Every branch of the two verdicts and of the choice of an error's source, on literal values.
 
 use super::*;
-use crate::forward::decide::{self, EgressVerdict, IngressVerdict};
+use crate::forward::decide::{self, Refusal};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::Ipv4Header;
@@ -11,11 +11,8 @@ type Egressed = Result<SocketAddrV4, (DropReason, Option<ErrorKind>)>;
 
 fn egress_of(packet: &[u8], largest_bytes: usize) -> Egressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    match decide::egress(&local(), &table(), &header, packet, largest_bytes) {
-        EgressVerdict::Send(peer) => Ok(peer),
-        EgressVerdict::Answer(kind, reason) => Err((reason, Some(kind))),
-        EgressVerdict::Drop(reason) => Err((reason, None)),
-    }
+    let verdict = decide::egress(&local(), &table(), &header, packet, largest_bytes);
+    verdict.map_err(|Refusal { reason, answer }| (reason, answer))
 }
 
 #[test]
@@ -80,14 +77,13 @@ type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
 
 fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    match decide::ingress(&local(), table, sender, Ecn::NotEct, &header, packet) {
-        IngressVerdict::Deliver(_) => Ok(()),
-        IngressVerdict::Answer(ErrorKind::TimeExceeded, reason, endpoint) => {
-            Err((reason, Some(endpoint)))
-        }
-        IngressVerdict::Answer(kind, ..) => panic!("{kind:?} is no answer to the network"),
-        IngressVerdict::Drop(reason) => Err((reason, None)),
-    }
+    let verdict = decide::ingress(&local(), table, sender, Ecn::NotEct, &header, packet, &mut None);
+    let endpoint_of = |kind| {
+        assert_eq!(kind, ErrorKind::TimeExceeded, "no answer to the network");
+        table.tunnel_address(header.source).expect("the source is leased")
+    };
+    let refused = |Refusal { reason, answer }| (reason, answer.map(endpoint_of));
+    verdict.map(drop).map_err(refused)
 }
 
 #[test]
@@ -155,11 +151,10 @@ fn ingress_verdicts() {
 fn a_mark_that_nobody_can_carry_drops() {
     let verdict = |outer_ecn: Ecn, packet: &[u8]| {
         let header = Ipv4Header::parse(packet).unwrap();
-        decide::ingress(&local(), &table(), PEER, outer_ecn, &header, packet)
+        decide::ingress(&local(), &table(), PEER, outer_ecn, &header, packet, &mut None)
     };
-    let reason = |outer_ecn: Ecn, packet: &[u8]| match verdict(outer_ecn, packet) {
-        IngressVerdict::Drop(reason) => Some(reason),
-        IngressVerdict::Deliver(_) | IngressVerdict::Answer(..) => None,
+    let reason = |outer_ecn: Ecn, packet: &[u8]| {
+        verdict(outer_ecn, packet).err().filter(|it| it.answer.is_none()).map(|it| it.reason)
     };
     let packet = udp(FAR, POD, &[7; 32]);
     assert_eq!(reason(Ecn::Ce, &packet), Some(DropReason::CongestionMark));
@@ -170,7 +165,7 @@ fn a_mark_that_nobody_can_carry_drops() {
     let forged = with(packet.clone(), 12, &FARTHER.octets());
     assert_eq!(reason(Ecn::Ce, &forged), Some(DropReason::SourceNotPeerLease));
     for outer_ecn in [Ecn::NotEct, Ecn::Ect1, Ecn::Ect0] {
-        assert!(matches!(verdict(outer_ecn, &packet), IngressVerdict::Deliver(Ecn::NotEct)));
+        assert_eq!(verdict(outer_ecn, &packet), Ok(Ecn::NotEct));
     }
 }
 
@@ -200,11 +195,12 @@ fn the_strict_check_wants_lease_address_and_port() {
     let verdict = |local: &Local, sender: &str, source: [u8; 4]| {
         let packet = with(udp(FAR, POD, &[7; 32]), 12, &source);
         let header = Ipv4Header::parse(&packet).unwrap();
-        decide::ingress(local, &table, sender.parse().unwrap(), Ecn::NotEct, &header, &packet)
+        let sender = sender.parse().unwrap();
+        decide::ingress(local, &table, sender, Ecn::NotEct, &header, &packet, &mut None)
     };
-    let reason = |sender: &str, source: [u8; 4]| match verdict(&strict, sender, source) {
-        IngressVerdict::Drop(reason) => Some(reason.id()),
-        IngressVerdict::Deliver(_) | IngressVerdict::Answer(..) => None,
+    let reason = |sender: &str, source: [u8; 4]| {
+        let refusal = verdict(&strict, sender, source).err();
+        refusal.filter(|it| it.answer.is_none()).map(|it| it.reason.id())
     };
     let own = [10, 5, 2, 9];
     let stranger = "198.51.100.7:8285";
@@ -216,10 +212,7 @@ fn the_strict_check_wants_lease_address_and_port() {
     assert_eq!(reason(&peer, [8, 8, 8, 8]), Some("src-not-leased"));
     for (sender, source) in [(elsewhere.as_str(), own), (&peer, [10, 5, 99, 9])] {
         let loose = verdict(&local(), sender, source);
-        assert!(
-            matches!(loose, IngressVerdict::Deliver(_)),
-            "the loose one lets it pass: {loose:?}"
-        );
+        assert!(loose.is_ok(), "the loose one lets it pass: {loose:?}");
     }
 }
 

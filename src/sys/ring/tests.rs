@@ -37,7 +37,7 @@ impl Files {
     }
 
     fn ring(&self, entries: u32) -> Result<Ring, RingError> {
-        Ring::open(entries, OPERATIONS, self.tun.as_fd(), self.socket.as_fd(), &[])
+        Ring::open(entries, OPERATIONS, &[self.tun.as_fd(), self.socket.as_fd()])
     }
 
     /// Everything that has come to the far end of the device.
@@ -306,7 +306,7 @@ fn a_device_without_nonblocking_reads_is_refused() {
     // A file of procfs, which never learned to be read without waiting.
     let file = std::fs::File::open("/proc/self/status").unwrap();
     let files = Files::new();
-    let opened = Ring::open(4, OPERATIONS, file.as_fd(), files.socket.as_fd(), &[]);
+    let opened = Ring::open(4, OPERATIONS, &[file.as_fd(), files.socket.as_fd()]);
     let error = opened.map(drop).unwrap_err();
     let RingError::TunRead(errno) = error else { panic!("{error:?}") };
     assert_eq!(errno.raw_os_error(), Some(libc::EOPNOTSUPP));
@@ -315,7 +315,7 @@ fn a_device_without_nonblocking_reads_is_refused() {
 #[test]
 fn a_dropped_ring_releases_its_files() {
     let Files { tun, device, socket, .. } = Files::new();
-    let ring = Ring::open(4, OPERATIONS, tun.as_fd(), socket.as_fd(), &[]).unwrap();
+    let ring = Ring::open(4, OPERATIONS, &[tun.as_fd(), socket.as_fd()]).unwrap();
     let started = Instant::now();
     drop(ring);
     drop(tun);

@@ -19,7 +19,7 @@ fn a_flood_of_tiny_datagrams_leaves_other_pods_alone() {
     let (pod, living) = (host.pod_device(), host.outside(STRANGER));
     let peer = |subnet: &str, address| Arc::new(Peer::new(subnet.parse().unwrap(), address));
     let peers = vec![peer("10.5.2.0/24", PEER), peer("10.5.4.0/24", STRANGER)];
-    host.routes.publish(Table::build(peers));
+    host.routes.table.publish(Table::build(peers));
     for sources in [1_u8, 4, 255] {
         let floods: Vec<_> = (0..sources)
             .map(|number| super_packet(UDP, Ipv4Addr::new(10, 5, 1, 255 - number), FAR, 128, 1))
@@ -68,7 +68,7 @@ fn hosts_that_are_down_leave_room_for_the_others() {
         Arc::new(Peer::new(format!("10.5.{}.0/24", 100 + number).parse().unwrap(), down(number)))
     });
     let living = Peer::new("10.5.2.0/24".parse().unwrap(), PEER);
-    host.routes.publish(Table::build(absent.chain([Arc::new(living)]).collect()));
+    host.routes.table.publish(Table::build(absent.chain([Arc::new(living)]).collect()));
     let to = |number: u8| {
         let far = SocketAddrV4::new(Ipv4Addr::new(10, 5, 100 + number, 2), 9);
         udp(SocketAddrV4::new(POD, 9), far, &[0])

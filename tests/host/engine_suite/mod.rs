@@ -607,12 +607,12 @@ fn a_withdrawn_route_gets_no_packet_later() {
             let received = counts().1;
             wait_until(PATIENCE, "the flood goes on", || counts().1 > received + 1_000);
         };
-        host.routes.publish(Table::build(Vec::new()));
+        host.routes.table.publish(Table::build(Vec::new()));
         flood_goes_on();
         let forwarded = counts().0;
         flood_goes_on();
         assert_eq!(counts().0, forwarded, "packets go to a peer whose route is gone");
-        host.routes.publish(table());
+        host.routes.table.publish(table());
         flood_goes_on();
         let forwarded = counts().0;
         flood_goes_on();

@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use weft::fast_path::{IN, Maps, PeerEntry, Settings};
 use weft::forward::Local;
-use weft::forward::decide::{self, EgressVerdict, IngressVerdict};
+use weft::forward::decide;
 use weft::packet::address::is_ordinary;
 use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::{Ipv4Header, decrement_ttl};
@@ -59,11 +59,10 @@ fn settings(until_ns: u64) -> Settings {
         until_ns,
         streams_until_ns: 0,
         subnet: SUBNET.parse().unwrap(),
-        tun_address: TUN,
         underlay_address: UNDERLAY,
         port: PORT,
         mtu_bytes: MTU_BYTES,
-        lengths_bits: vec![24, 20],
+        masks: vec![0xffff_ff00, 0xffff_f000],
         // Redirections are recorded in a test run and not carried out.
         underlay_device: 1,
         hardware_address: OWN,
@@ -98,9 +97,7 @@ impl Bench {
         for (number, (subnet, address, is_sent_to, is_received_from)) in (0..).zip(PEERS) {
             let (subnet, address) = (prefix(subnet), Ipv4Addr::from(address));
             let next_hop = is_sent_to.then_some(NEIGHBOUR);
-            let subnet_address = subnet.network();
-            let entry =
-                PeerEntry { address, subnet: subnet_address, number, next_hop, is_received_from };
+            let entry = PeerEntry { address, number, next_hop, is_received_from };
             maps.set_peer(subnet, entry).unwrap();
             let address = SocketAddrV4::new(address, PORT);
             peers.push(Arc::new(Peer::new(subnet, address)));
@@ -240,7 +237,7 @@ fn sent_packets_are_those_that_workers_send() {
         });
         let taken = bench.run(&bench.out, &packet);
         let told = format!("seed {seed}: {verdict:?} {packet:02x?}");
-        let (Ok(header), Ok(EgressVerdict::Send(peer))) = (parsed, verdict) else {
+        let (Ok(header), Ok(Ok(peer))) = (parsed, verdict) else {
             assert_eq!(taken, None, "workers would not send it: {told}");
             continue;
         };
@@ -313,11 +310,12 @@ fn delivered_packets_are_those_that_workers_deliver() {
             let header = Ipv4Header::parse(inner).ok()?;
             let whole = &inner[..usize::from(header.total_bytes)];
             let ecn = Ecn::of(datagram[1]);
-            let verdict = decide::ingress(&bench.local, &bench.table, sender, ecn, &header, whole);
+            let (local, table) = (&bench.local, &bench.table);
+            let verdict = decide::ingress(local, table, sender, ecn, &header, whole, &mut None);
             Some((sender, inner, header, verdict))
         });
         let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");
-        let Some((sender, inner, header, IngressVerdict::Deliver(_))) = verdict else {
+        let Some((sender, inner, header, Ok(_))) = verdict else {
             assert_eq!(taken, None, "workers would not deliver it: {told}");
             continue;
         };

@@ -76,7 +76,6 @@ impl Entries {
         let is_ours = address == settings.underlay_address;
         PeerEntry {
             address,
-            subnet: peer.subnet.network(),
             number: number.unwrap_or(0),
             next_hop: None,
             is_received_from: is_reached && number.is_some() && !is_ours,

@@ -20,8 +20,9 @@ const EVICTED: Duration = Duration::from_secs(600);
 
 #[derive(Default)]
 pub(super) struct Placement {
-    /// The programs for what leaves and what arrives, and the numbers of their devices.
-    attached: Option<([u32; 2], [Attachment; 2])>,
+    /// The programs for what leaves and what arrives, and the numbers of their devices. To drop
+    /// them takes them off both.
+    pub(super) attached: Option<([u32; 2], [Attachment; 2])>,
     /// Where somebody removed them, and until when they stay away.
     evicted: Option<(Ground, Instant)>,
     /// What the interface delivers, and the pair that merges it, while it needs one.
@@ -34,10 +35,7 @@ impl Placement {
     /// Whether the programs may be on these devices: where another program removes them, they are
     /// not put back at once.
     pub(super) async fn check(&mut self, ground: &Ground) -> Result<(), Obstacle> {
-        if let Some((evicted, until)) = &self.evicted
-            && evicted == ground
-            && Instant::now() < *until
-        {
+        if self.is_evicted(ground) {
             return Err(Obstacle::Evicted(ground.interface.clone()));
         }
         let devices = [ground.tun_device, ground.underlay_device];
@@ -55,6 +53,11 @@ impl Placement {
         Ok(())
     }
 
+    fn is_evicted(&self, ground: &Ground) -> bool {
+        let evicted = self.evicted.as_ref();
+        evicted.is_some_and(|(evicted, until)| evicted == ground && Instant::now() < *until)
+    }
+
     /// Has the programs see packets of these devices, by what was published. They take none before
     /// that.
     pub(super) async fn attach(
@@ -63,11 +66,9 @@ impl Placement {
         ground: &Ground,
     ) -> Result<(), AttachError> {
         let devices = [ground.tun_device, ground.underlay_device];
-        let is_evicted = self
-            .evicted
-            .as_ref()
-            .is_some_and(|(evicted, until)| evicted == ground && Instant::now() < *until);
-        if is_evicted || self.attached.as_ref().is_some_and(|(attached, _)| *attached == devices) {
+        if self.is_evicted(ground)
+            || self.attached.as_ref().is_some_and(|(attached, _)| *attached == devices)
+        {
             return Ok(());
         }
         self.attached = None;
@@ -127,11 +128,6 @@ impl Placement {
             Some(pair) => pair.is_attached().await,
             None => Ok(true),
         }
-    }
-
-    /// Takes the programs off both devices.
-    pub(super) fn remove_programs(&mut self) {
-        self.attached = None;
     }
 
     /// Leaves everything in place for the next weftd.
