@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
@@ -116,6 +116,12 @@ impl Search<'_> {
         if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
             return self.reuse(held).await;
         }
+        if let Some(previous) = previous
+            && let Some(lease) = snapshot.leases.iter().find(|lease| lease.subnet == previous)
+            && let moved @ Some(_) = self.move_here(lease).await?
+        {
+            return Ok(moved);
+        }
         let mut taken: Vec<Prefix> = snapshot.taken(config.network).collect();
         let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
         if let Some(previous) = previous.filter(is_free) {
@@ -168,6 +174,27 @@ impl Search<'_> {
         );
         manager.noted_write(store.delete(held).await)?;
         Ok(None)
+    }
+
+    /// Takes the subnet of the last run along from the address that this host had then: pods of
+    /// that run have addresses of it. `None` if it is another node's by now.
+    async fn move_here(&self, lease: &Lease) -> Result<Option<Granted>, AcquireError> {
+        let Self { manager, store, config, attributes, .. } = *self;
+        let (subnet, before) = (lease.subnet, lease.attributes.public_ip);
+        if !config.leasable(subnet) || !manager.noted(store.is_claimed_by_us(before).await)? {
+            warn!(
+                "This node's last subnet, {subnet}, is leased to {before} now: pods that run here \
+                 with addresses of it are cut off, restart them"
+            );
+            return Ok(None);
+        }
+        let public_ip = attributes.public_ip;
+        info!(
+            "Found previously leased subnet ({subnet}), whose PublicIP goes from {before} to {public_ip}, reusing"
+        );
+        let lease = Lease { attributes: attributes.clone(), ..lease.clone() };
+        let moved = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
+        Ok(Some(manager.noted_write(moved)?))
     }
 
     /// Takes a subnet, unless somebody else took it meanwhile.

@@ -222,7 +222,8 @@ async fn until_stopped(
             Outcome::Exit(ExitCode::SUCCESS)
         }
     };
-    if let Some(manager) = manager.get() {
+    // By its claim the next weftd knows the subnet as its own, should it have another address.
+    if let Some(manager) = manager.get().filter(|_| !run.options.dataplane.keep_tunnel) {
         manager.release_claim().await;
     }
     outcome

@@ -321,3 +321,26 @@ fn a_kept_tunnel_follows_its_host_to_another_address_and_interface() {
         overlay.status(0).0["fast_path"]["why"] == "bridge"
     });
 }
+
+#[test]
+fn a_host_that_gets_another_address_while_weftd_is_away_keeps_its_subnet() {
+    let flags = ["--fast-path=on", "--keep-tunnel", "--iface=wire0"];
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut overlay = Overlay::start_with(CONFIG, [&flags, &flags]);
+        overlay.wait_until_carried();
+        let file = overlay.dir(0).join("subnet.env");
+        let before = SubnetEnv::read(&file).expect("it is there");
+        overlay.daemons[0].stop(signal, PATIENCE);
+        for change in
+            [["add", "172.20.0.11/24"], ["del", "172.20.0.1/24"], ["add", "172.20.0.11/24"]]
+        {
+            // A secondary address goes with the first one.
+            let change = [&["ip", "address"], &change[..], &["dev", "wire0"]].concat();
+            overlay.lab.hosts[0].command(&change).output().expect("ip runs");
+        }
+        overlay.restart(0, &flags);
+        overlay.traffic_resumes(PATIENCE, "its pods are cut off");
+        let now = SubnetEnv::read(&file).expect("it is there");
+        assert_eq!(now.subnet, before.subnet, "{}", overlay.daemons[0].output());
+    }
+}

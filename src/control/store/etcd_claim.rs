@@ -115,6 +115,13 @@ impl Claims {
         Ok(holder.map(|holder| holder.describe(false)))
     }
 
+    /// Whether `public_ip` is claimed by an earlier run of this node, since it was booted.
+    pub(super) async fn is_ours(&self, public_ip: Ipv4Addr) -> StoreResult<bool> {
+        let found = self.connection.get(READING, &self.claim_path(public_ip)).await?;
+        let holder = found.and_then(|found| holder_of(found.value(), found.lease()));
+        Ok(self.node.is_some() && holder == self.node)
+    }
+
     /// Gives up the claim of this run, and has the store take it back if that `is_up`. The next run
     /// of this process finds what its successor may have left there, as any start.
     pub(in crate::control) async fn release(&self, is_up: bool) {

@@ -50,6 +50,19 @@ impl FileClaims {
         *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
     }
 
+    /// Whether an earlier run of this node, since it was booted, was the last to claim `public_ip`.
+    pub(super) async fn is_ours(&self, public_ip: Ipv4Addr) -> StoreResult<bool> {
+        let Some(node) = self.node.clone() else { return Ok(false) };
+        let is_ours = move |files: &Files| {
+            let path = files.claims_path().join(public_ip.to_string());
+            let lock = |source| failed("lock", &path, source);
+            let is_left = path.try_exists().map_err(lock)?
+                && lock_file::try_lock(&path).map_err(lock)?.is_some();
+            Ok(is_left && named_in(&path) == node)
+        };
+        self.files.apart(is_ours).await
+    }
+
     /// Who claims `public_ip` now, in words.
     pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
         let holder = move |files: &Files| {
@@ -120,7 +133,12 @@ mod tests {
         claim(&a, 2).await.expect_err("the entry shows the address of before");
         claim(&b, 3).await.unwrap();
         claim(&a, 2).await.expect("the address that node-b left is free");
+        let is_ours =
+            async |claims: &FileClaims| claims.is_ours(Ipv4Addr::new(192, 0, 2, 2)).await.unwrap();
+        assert!(!is_ours(&start("node-a")).await, "it is still claimed");
         drop(a);
+        assert!(is_ours(&start("node-a")).await, "what an earlier run has left");
+        assert!(!is_ours(&b).await, "what another node has left");
         claim(&b, 2).await.expect("the address of a node that is gone is free");
         b.release(true).await;
         claim(&start("node-c"), 2).await.expect("what was given up is free");

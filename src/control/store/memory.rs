@@ -75,6 +75,10 @@ impl NoClaims {
         Ok(None)
     }
 
+    pub(super) async fn is_ours(&self, _public_ip: Ipv4Addr) -> StoreResult<bool> {
+        Ok(false)
+    }
+
     pub(super) async fn release(&self, _is_up: bool) {}
 }
 

@@ -178,6 +178,11 @@ impl Leased {
         on_each!(self, store => store.claims.holder(public_ip).await)
     }
 
+    /// Whether an earlier run of this node, since it was booted, was the last to claim `public_ip`.
+    pub(super) async fn is_claimed_by_us(&self, public_ip: Ipv4Addr) -> StoreResult<bool> {
+        on_each!(self, store => store.claims.is_ours(public_ip).await)
+    }
+
     /// Removes `held`, if nobody wrote since.
     pub async fn delete(&self, held: &Lease) -> StoreResult<()> {
         on_each!(self, store => store.delete(held).await)
