@@ -15,7 +15,6 @@ use crate::backend::status::{PlaneState, Workers};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
-use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
@@ -37,8 +36,6 @@ const PEERS_LISTED_MAX: usize = 1000;
 #[derive(Debug)]
 pub(super) struct Report {
     control: Arc<ControlStatus>,
-    /// How long the store's answers take, if it is no store of files.
-    request_times: Option<Arc<RequestTimes>>,
     readiness: Readiness,
     settings: Vec<Setting>,
     running: OnceLock<Running>,
@@ -54,10 +51,10 @@ impl Report {
         readiness: Readiness,
         settings: Vec<Setting>,
     ) -> Self {
-        let (control, request_times) = (manager.status(), manager.request_times());
+        let control = manager.status();
         let (running, looks) = (OnceLock::new(), DropLooks::new(Instant::now()));
         let carrier_losses = CarrierLosses::default();
-        Self { control, request_times, readiness, settings, running, looks, carrier_losses }
+        Self { control, readiness, settings, running, looks, carrier_losses }
     }
 
     /// The dataplane runs. Called once.
@@ -123,11 +120,7 @@ impl Report {
             ready: self.readiness.is_ready(),
             stale: control.cached_as_of_unix.is_some(),
             stale_as_of_unix: control.cached_as_of_unix,
-            store: Store {
-                refused: control.refused(),
-                requests: self.request_times.as_ref().map(|times| times.read()),
-                ..control.store.clone()
-            },
+            store: Store { refused: control.refused(), ..control.store.clone() },
             restart_needed: control.restart_needed,
             cache: control.cache.clone(),
             peers: control.peers,

@@ -242,8 +242,6 @@ fn full_etcd_is_reported_with_and_without_subnet() {
             refused.is_some_and(|it| it.as_str().is_some_and(|it| it.contains("defragment")))
         });
         assert_eq!(metric(dir, "flannel_store_refused"), Some(1.0), "{who}");
-        let answered = metric(dir, "flannel_store_request_duration_seconds_count");
-        assert!(answered >= Some(1.0), "{who}: requests to etcd are not timed: {answered:?}");
     }
     assert!(second.ended().is_none() && first.ended().is_none(), "{}", second.output());
 

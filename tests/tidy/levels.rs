@@ -7,7 +7,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "control",
         &[
-            &["backoff", "changes", "clock", "own_thread", "rejected", "request_times"],
+            &["backoff", "changes", "clock", "own_thread", "rejected"],
             &["lease"],
             &["error", "choose", "peers"],
             &["identity", "snapshot"],

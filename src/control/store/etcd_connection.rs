@@ -97,7 +97,7 @@ impl Connection {
             }
             result
         });
-        self.calls.times.measured(self.calls.unless_moved(operation, request)).await
+        self.calls.unless_moved(operation, request).await
     }
 
     /// As `call`, once more on another connection if the first was of no use. For reads only: a
