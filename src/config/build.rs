@@ -16,8 +16,8 @@ use crate::config::checked::{OptionError, PathPart, optional, parsed, refused, u
 use crate::config::flag_table::{FLAGS, FlagValues};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
-    InterfaceOptions, LogFormat, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, PriorityChoice,
-    RuleOptions, SourcePortsChoice, StoreOptions, WorkersChoice,
+    InterfaceOptions, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, RuleOptions, StoreOptions,
+    WorkersChoice,
 };
 use crate::status::Setting;
 
@@ -55,20 +55,18 @@ pub(super) fn options(
         dataplane: DataplaneOptions {
             engine: choice("--engine", &flags.engine, EngineChoice::ALL)?,
             workers: workers(&flags.workers)?,
-            worker_priority: choice(
+            workers_are_ordinary: is_other(
                 "--worker-priority",
                 &flags.worker_priority,
-                PriorityChoice::ALL,
+                ["auto", "ordinary"],
             )?,
-            source_ports: choice("--source-ports", &flags.source_ports, SourcePortsChoice::ALL)?,
+            has_one_source_port: is_other("--source-ports", &flags.source_ports, ["auto", "one"])?,
             fast_path: choice("--fast-path", &flags.fast_path, FastPathChoice::ALL)?,
             offload: offload(&flags.offload)?,
             keep_tunnel: flags.keep_tunnel,
-            is_peer_check_strict: {
-                choice("--peer-check", &flags.peer_check, &["loose", "strict"])? == "strict"
-            },
+            is_peer_check_strict: is_other("--peer-check", &flags.peer_check, ["loose", "strict"])?,
         },
-        log_format: choice("--log-format", &flags.log_format, LogFormat::ALL)?,
+        log_is_json: is_other("--log-format", &flags.log_format, ["text", "json"])?,
         verbosity: u8::try_from(flags.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&flags.status_socket, &subnet_file)?,
         metrics_address: metrics_address(&flags.metrics_address)?,
@@ -193,6 +191,11 @@ fn choice<T: Copy + Display>(flag: &str, text: &str, choices: &[T]) -> Result<T,
     let chosen = names.iter().position(|name| name == text).map(|at| choices[at]);
     let problem = || format!("{text:?} is unknown: use {}", names.join(" or "));
     chosen.ok_or_else(|| refused(flag, problem()))
+}
+
+/// Whether `text` names the second of `choices`.
+fn is_other(flag: &str, text: &str, choices: [&str; 2]) -> Result<bool, OptionError> {
+    Ok(choice(flag, text, &choices)? == choices[1])
 }
 
 fn workers(text: &str) -> Result<WorkersChoice, OptionError> {

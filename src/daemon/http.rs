@@ -112,8 +112,7 @@ pub(super) async fn serve<S: Stream>(
         let stream = match accept().await {
             Ok(stream) => stream,
             Err(error) => {
-                let error: &(dyn std::error::Error + 'static) = &error;
-                warn!(error, "cannot accept a connection for health or status");
+                warn!("cannot accept a connection for health or status: {error}");
                 tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 continue;
             }
@@ -148,7 +147,7 @@ pub(super) async fn serve_connection(
         .serve_connection(TokioIo::new(stream), service);
     match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "a health or status connection failed"),
+        Ok(Err(error)) => debug!("a health or status connection failed: {error}"),
         Err(_elapsed) => debug!("a health or status connection took too long"),
     }
 }

@@ -64,7 +64,7 @@ pub fn main_with(
     };
     let mut timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
     adjust(&mut options, &mut timing);
-    let _log = match log::start(options.log_format, options.verbosity) {
+    let _log = match log::start(options.log_is_json, options.verbosity) {
         Ok(guard) => guard,
         Err(error) => {
             writeln!(io::stderr(), "weftd: {error:#}").ok();

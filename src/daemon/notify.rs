@@ -31,8 +31,7 @@ const LATE_MAX: Duration = Duration::from_secs(5);
 /// Sends `READY=1`, after subnet.env was written and the backend runs.
 pub(super) fn ready() {
     if let Err(error) = send("READY=1", &[]) {
-        let error: &(dyn std::error::Error + 'static) = &error;
-        warn!(error, "cannot tell the service manager READY=1");
+        warn!("cannot tell the service manager READY=1: {error}");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Whether this host got another address during a call to a store. Connections are bound to the one that they were made from, and would stay silent for as long as
-//! their timeouts.
+//! Whether this host got another address during a call to a store. Connections are bound to the one
+//! that they were made from, and would stay silent for as long as their timeouts.
 
 use tokio::sync::watch;
 
