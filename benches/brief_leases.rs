@@ -24,5 +24,5 @@ fn main() -> ExitCode {
             timing.stale_hold = Duration::MAX;
         }
     };
-    weft::daemon::main_with(std::env::args_os(), |name| std::env::var_os(name), adjust)
+    weft::daemon::main(std::env::args_os(), &|name| std::env::var_os(name), adjust)
 }

@@ -2,7 +2,6 @@
 //! refresh its time. A reader never sees a partial file.
 
 use std::convert::Infallible;
-use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,9 +40,7 @@ const END_SECONDS: u64 = 60;
 
 /// Path of the cache that belongs to this subnet file.
 pub(crate) fn cache_path(subnet_file: &Path) -> PathBuf {
-    let mut path = OsString::from(subnet_file);
-    path.push(SUFFIX);
-    path.into()
+    whole_file::with_suffix(subnet_file, SUFFIX)
 }
 
 /// The writer of one cache.

@@ -34,24 +34,16 @@ use std::process::ExitCode;
 
 use tracing::{debug, info, warn};
 
-use crate::config::flags::{self, Outcome};
+use crate::config::flags::{self, Outcome, Variable};
 use crate::config::options::Options;
 use crate::control::timing::Timing;
 
 /// The whole of `weftd`: parses `arguments`, the program's name first, and the environment that
-/// `variable` reads, then runs until stopped.
+/// `variable` reads, then runs until stopped. By `adjust` tests change options and durations, so
+/// that a day passes within seconds; the program changes nothing.
 pub fn main(
     arguments: impl Iterator<Item = OsString>,
-    variable: impl Fn(&str) -> Option<OsString>,
-) -> ExitCode {
-    main_with(arguments, variable, |_, _| ())
-}
-
-/// As [`main`], with options and durations changed by `adjust`. For tests, in which a day has to
-/// pass within seconds; the programs do not use it.
-pub fn main_with(
-    arguments: impl Iterator<Item = OsString>,
-    variable: impl Fn(&str) -> Option<OsString>,
+    variable: Variable<'_>,
     adjust: impl FnOnce(&mut Options, &mut Timing),
 ) -> ExitCode {
     let passed = descriptors::passed();

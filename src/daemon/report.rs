@@ -18,7 +18,7 @@ use crate::control::manager::SubnetManager;
 use crate::control::status::{ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
-use crate::daemon::http::{self, Handler, Reply};
+use crate::daemon::http::{self, Reply};
 use crate::daemon::lately::{self, CarrierLosses, DropLooks};
 use crate::daemon::running::Running;
 use crate::daemon::{drop_samples, log, metrics, peer_rows, process, verdict};
@@ -166,11 +166,9 @@ impl Report {
         let listen = async || http::listen(address, "metrics", "--metrics-address").await;
         let listener = http::patiently(listen).await;
         info!("Metrics on http://{address}/metrics");
-        let handler: Handler = Arc::new(move |request| match request.uri().path() {
-            "/metrics" => http::metrics(self.metrics()),
-            _ => http::not_found(),
-        });
-        http::serve(async || Ok(listener.accept().await?.0), handler).await
+        let page =
+            move |_: &_, path: &str| (path == "/metrics").then(|| http::metrics(self.metrics()));
+        http::serve(async || Ok(listener.accept().await?.0), page).await
     }
 
     /// The first line of `weft status`, without its age.

@@ -39,6 +39,7 @@ use tracing::{info, warn};
 
 use crate::backend::handover::{Handover, Offered, Owner};
 use crate::config::options::{NEXT_SOCKET_SUFFIX, Options};
+use crate::config::whole_file;
 use crate::daemon::notify::{self, AT_ONCE_MAX, send_with};
 use crate::daemon::status::PrivateSocket;
 use crate::failure::LogOnce;
@@ -88,9 +89,7 @@ pub(super) struct Predecessor(UnixStream);
 
 /// Where the weftd with this status socket is asked.
 pub(super) fn socket_beside(status_socket: &Path) -> PathBuf {
-    let mut path = status_socket.as_os_str().to_owned();
-    path.push(NEXT_SOCKET_SUFFIX);
-    path.into()
+    whole_file::with_suffix(status_socket, NEXT_SOCKET_SUFFIX)
 }
 
 /// Goes on with the tunnel that the service manager has `passed`, or that the running weftd hands

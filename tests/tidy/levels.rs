@@ -34,7 +34,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["network", "options"],
             &["value"],
             &["flag_table"],
-            &["build_kube", "go_flags"],
+            &["go_flags"],
             &["build"],
             &["flags"],
         ],

@@ -21,7 +21,7 @@ const NO_OFFLOAD: OffloadChoice =
 
 fn outcome(words: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let arguments = std::iter::once("flanneld").chain(words.iter().copied()).map(OsString::from);
-    parse(arguments, |name| {
+    parse(arguments, &|name| {
         variables.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
     })
 }

@@ -37,7 +37,7 @@ pub(super) fn given(pid: u32) -> Option<Given> {
     let process = Process::new(pid.try_into().ok()?).ok()?;
     let (arguments, variables) = (process.cmdline().ok()?, process.environ().ok()?);
     let variable = |name: &str| variables.get(OsStr::new(name)).cloned();
-    Some(Given::of(arguments.into_iter().skip(1).map(OsString::from), variable))
+    Some(Given::of(arguments.into_iter().skip(1).map(OsString::from), &variable))
 }
 
 /// Of the daemon, or of this process.
