@@ -9,10 +9,10 @@ use weft::control::timing::Timing;
 
 fn main() -> ExitCode {
     let milliseconds = |name| Some(Duration::from_millis(std::env::var(name).ok()?.parse().ok()?));
-    let adjust = |options: &mut weft::config::options::Options, timing: &mut Timing| {
+    let adjust = |timing: &mut Timing| {
         if let Some(lease_ttl) = milliseconds("BRIEF_LEASE_MS") {
             // Early enough for a machine that is busy.
-            options.renew_margin = lease_ttl * 2 / 3;
+            timing.renew_margin = lease_ttl * 2 / 3;
             timing.lease_ttl = lease_ttl;
             timing.renew_retry = lease_ttl / 4;
         }

@@ -87,6 +87,6 @@ impl StartError {
         }
         // A kept device whose queues have not been torn down.
         let is_taken = matches!(self, Self::Tun(TunError::Taken { .. }));
-        is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
+        is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute(_)))
     }
 }

@@ -17,9 +17,9 @@ pub(super) type Result<T> = std::result::Result<T, OptionError>;
 /// Looks up a variable of the environment.
 pub type Variable<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Reads the URL of a server, which may be below a path, as behind a proxy, if it `may_have_path`. A
-/// user of the server is for `user_flags` to tell: a complaint about
-/// one in the URL does not repeat it, because a password may be in there.
+/// Reads the URL of a server, which may be below a path, as behind a proxy, if it `may_have_path`.
+/// A user of the server is for `user_flags` to tell: a complaint about one in the URL does not
+/// repeat it, because a password may be in there.
 pub(super) fn url(flag: &str, text: &str, may_have_path: bool, user_flags: &str) -> Result<String> {
     if text.contains('@') {
         return Err(refused(flag, format!("a URL must not hold a user: use {user_flags} instead")));

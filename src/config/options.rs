@@ -176,11 +176,11 @@ pub struct DataplaneOptions {
     pub workers: WorkersChoice,
     /// Whether the kernel carries what it can.
     pub fast_path: FastPathChoice,
-    /// `--worker-priority=ordinary`: workers get a processor like any other program, and not as soon
-    /// as they may.
+    /// `--worker-priority=ordinary`: workers get a processor like any other program, and not as
+    /// soon as they may.
     pub workers_are_ordinary: bool,
-    /// `--source-ports=one`: all send from the tunnel's port, as flanneld does, and not each from its
-    /// own to peers that say that they take it, once echoes come back that way.
+    /// `--source-ports=one`: all send from the tunnel's port, as flanneld does, and not each from
+    /// its own to peers that say that they take it, once echoes come back that way.
     pub has_one_source_port: bool,
     /// Which offloads the workers may use.
     pub offload: OffloadChoice,

@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::config::network::NetworkConfig;
+use crate::config::options::Options;
 use crate::config::whole_file;
 use crate::control::cache::{self, Known};
 use crate::control::changes::next_change;
@@ -57,15 +58,17 @@ pub(super) struct CacheWriter {
 }
 
 impl CacheWriter {
-    /// A writer to `path` of what `store` holds for the network of `config`.
-    pub(super) fn new(
-        path: PathBuf,
-        store: String,
-        config: NetworkConfig,
+    /// A writer of what the store holds for the network of `config`, if a start may use it.
+    pub(super) fn of(
+        options: &Options,
+        config: &NetworkConfig,
         status: Arc<ControlStatus>,
-    ) -> Self {
-        let is_closed = Mutex::new(false);
-        Self { path, store, config, status, is_closed, pause: PAUSE, retry: RETRY }
+    ) -> Option<Arc<Self>> {
+        let path = cache_path(&options.subnet_file);
+        let (store, config) = (options.store.identity(), config.clone());
+        let is_closed = Mutex::default();
+        let writer = Self { path, store, config, status, is_closed, pause: PAUSE, retry: RETRY };
+        options.start_from_cache.then(|| Arc::new(writer))
     }
 
     /// Writes what is `known` when that is due, for ever.

@@ -28,7 +28,8 @@ use crate::failure::LogOnce;
 /// oldest is closed: clients that hold connections cannot keep a probe out.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// How long a connection may last, with what the client takes over its headers; the reply to the status tool has at most some megabytes.
+/// How long a connection may last, with what the client takes over its headers; the reply to the
+/// status tool has at most some megabytes.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Request line and headers. A kubelet's probe has about 150 bytes.
@@ -95,8 +96,8 @@ pub(super) async fn patiently(listen: impl AsyncFn() -> Result<TcpListener>) -> 
     }
 }
 
-/// Serves what `accept` gives for ever, with what `page` gives for a method and a path. That runs on
-/// the control plane's thread, so it must not block. Dropping the future ends all connections.
+/// Serves what `accept` gives for ever, with what `page` gives for a method and a path. That runs
+/// on the control plane's thread, so it must not block. Dropping the future ends all connections.
 pub(super) async fn serve<S: Stream>(
     accept: impl AsyncFn() -> io::Result<S>,
     page: impl Fn(&Method, &str) -> Option<Reply> + Send + Sync + 'static,

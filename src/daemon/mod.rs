@@ -39,23 +39,24 @@ use crate::config::options::Options;
 use crate::control::timing::Timing;
 
 /// The whole of `weftd`: parses `arguments`, the program's name first, and the environment that
-/// `variable` reads, then runs until stopped. By `adjust` tests change options and durations, so
-/// that a day passes within seconds; the program changes nothing.
+/// `variable` reads, then runs until stopped. By `adjust` tests change durations, so that a day
+/// passes within seconds; the program changes nothing.
 pub fn main(
     arguments: impl Iterator<Item = OsString>,
     variable: Variable<'_>,
-    adjust: impl FnOnce(&mut Options, &mut Timing),
+    adjust: impl FnOnce(&mut Timing),
 ) -> ExitCode {
     let passed = descriptors::passed();
-    let (mut options, warnings) = match flags::parse(arguments, variable) {
+    let (options, warnings) = match flags::parse(arguments, variable) {
         Outcome::Run(options, warnings) => (options, warnings),
         Outcome::End(text, code) => {
             io::stderr().write_all(text.as_bytes()).ok();
             return ExitCode::from(code);
         }
     };
-    let mut timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
-    adjust(&mut options, &mut timing);
+    let Options { renew_margin, stale_hold, .. } = *options;
+    let mut timing = Timing { renew_margin, stale_hold, ..Timing::default() };
+    adjust(&mut timing);
     let _log = match log::start(options.log_is_json, options.verbosity) {
         Ok(guard) => guard,
         Err(error) => {

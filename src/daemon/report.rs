@@ -75,7 +75,9 @@ impl Report {
                 }
                 let interface = running.view.state.borrow().external.name.clone();
                 // What can't be read now can be at the next look.
-                if let Ok(counted) = netlink::carrier_losses(&interface).await {
+                if let Ok(Some(link)) = netlink::link_named(&interface).await
+                    && let Some(counted) = link.carrier_losses
+                {
                     self.carrier_losses.look(counted, Instant::now());
                 }
             }

@@ -77,7 +77,7 @@ impl Host {
     /// Acquires, and follows the others from then on.
     async fn start(self, public_ip: u8) -> control::Running {
         let own = self.acquire(public_ip).await.unwrap();
-        control::Running::start(self.manager, own, control::MARGIN)
+        control::Running::start(self.manager, own)
     }
 
     async fn acquire(

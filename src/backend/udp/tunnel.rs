@@ -184,7 +184,7 @@ impl Tunnel {
                 self.host.look_now();
             }
             Err(OverlayError::Netlink(error)) => self.host.fail(&error),
-            Err(OverlayError::ForeignRoute { .. }) => self.host.finish(false),
+            Err(OverlayError::ForeignRoute(_)) => self.host.finish(false),
         }
         self.report_up();
     }

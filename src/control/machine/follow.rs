@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE};
 use super::{Command, Machine, stale};
-use crate::control::backoff::Backoff;
+use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::clock::format_go_duration;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, parse_key};
@@ -325,7 +325,7 @@ impl Machine {
         if let Follow::Watching { live_since: Some(since) } = self.follow
             && now - since > STABLE_AFTER
         {
-            self.backoff = Backoff::default();
+            self.backoff = Backoff::between(BACKOFF);
         }
         if let StoreError::HistoryLost = error {
             // The store answers, so retry at once, unless it answered the same last time.
