@@ -36,7 +36,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: usize = 8 * 1024;
 
 /// Pause after a failed accept: without it, a lack of file descriptors would spin.
-const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Before an address that is taken is tried again.
 const LISTEN_RETRY: Duration = Duration::from_secs(1);

@@ -302,8 +302,7 @@ async fn work(
         port_guard.check().await?;
     }
     backend.carries(handover);
-    let mtu_bytes = plane.borrow().mtu_bytes;
-    let writer = SubnetWriter::new(options, plan.network.network, subnet, mtu_bytes);
+    let writer = SubnetWriter::new(options, plan.network.network, subnet, plane.borrow().mtu_bytes);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
     former.replace(Some(Former {
         plan: plan.clone(),

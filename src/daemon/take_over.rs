@@ -40,6 +40,7 @@ use tracing::{info, warn};
 use crate::backend::handover::{Handover, Offered, Owner};
 use crate::config::options::{NEXT_SOCKET_SUFFIX, Options};
 use crate::config::whole_file;
+use crate::daemon::http::ACCEPT_RETRY_PAUSE;
 use crate::daemon::notify::{self, AT_ONCE_MAX, send_with};
 use crate::daemon::status::PrivateSocket;
 use crate::failure::LogOnce;
@@ -63,9 +64,6 @@ const END_LOOK: Duration = Duration::from_millis(10);
 const STAND_BY_LOOK: Duration = Duration::from_secs(1);
 /// After which the running one says that it still waits for the new one to carry packets.
 const START_USUAL: Duration = Duration::from_secs(60);
-
-/// Pause after a failed accept: without it, a lack of file descriptors would spin.
-const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 const GO: u8 = b'g';
 const RUNNING: u8 = b'r';
