@@ -9,10 +9,10 @@ use weft::control::timing::Timing;
 
 fn main() -> ExitCode {
     let milliseconds = |name| Some(Duration::from_millis(std::env::var(name).ok()?.parse().ok()?));
-    let adjust = |options: &mut weft::config::options::Options, timing: &mut Timing| {
+    let adjust = |timing: &mut Timing| {
         if let Some(lease_ttl) = milliseconds("BRIEF_LEASE_MS") {
             // Early enough for a machine that is busy.
-            options.renew_margin = lease_ttl * 2 / 3;
+            timing.renew_margin = lease_ttl * 2 / 3;
             timing.lease_ttl = lease_ttl;
             timing.renew_retry = lease_ttl / 4;
         }
@@ -24,5 +24,5 @@ fn main() -> ExitCode {
             timing.stale_hold = Duration::MAX;
         }
     };
-    weft::daemon::main_with(std::env::args_os(), |name| std::env::var_os(name), adjust)
+    weft::daemon::main(std::env::args_os(), &|name| std::env::var_os(name), adjust)
 }

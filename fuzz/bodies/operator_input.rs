@@ -35,7 +35,7 @@ fn command_line(data: &[u8]) {
         found.map(OsString::from_vec)
     };
     let words = std::iter::once(OsString::from("weftd")).chain(words);
-    match flags::parse(words, variable) {
+    match flags::parse(words, &variable) {
         Outcome::Run(options, warnings) => {
             for line in [options.log_line(), format!("{options:?}")].iter().chain(&warnings) {
                 assert!(!line.contains(['\n', '\r', '\x1b']), "not one plain line: {line:?}");

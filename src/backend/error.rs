@@ -82,6 +82,6 @@ impl StartError {
         }
         // A kept device whose queues have not been torn down.
         let is_taken = matches!(self, Self::Tun(TunError::Taken(_)));
-        is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
+        is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute(_)))
     }
 }

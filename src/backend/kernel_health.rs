@@ -113,7 +113,7 @@ impl KernelHealth {
                 }
                 _ => netlink::path_to(ask.host).await,
             };
-            if let Err(NetlinkError::Refused { source, .. }) = path {
+            if let Err(NetlinkError::Refused(_, source)) = path {
                 self.health.note_error(ask.host, &source);
             }
         }

@@ -11,8 +11,7 @@ use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
 use crate::config::options::{
-    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, PriorityChoice,
-    SourcePortsChoice, WorkersChoice,
+    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WorkersChoice,
 };
 use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
@@ -123,12 +122,12 @@ impl BackendSettings {
 
 /// Warns of flags for workers where there are none.
 pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
-    let DataplaneOptions { engine, workers, worker_priority, fast_path, offload, .. } = given;
+    let DataplaneOptions { engine, workers, fast_path, offload, .. } = given;
     let given = [
         ("--engine", engine != EngineChoice::Auto),
         ("--workers", workers != WorkersChoice::Auto),
-        ("--worker-priority", worker_priority != PriorityChoice::Auto),
-        ("--source-ports", given.source_ports != SourcePortsChoice::Auto),
+        ("--worker-priority", given.workers_are_ordinary),
+        ("--source-ports", given.has_one_source_port),
         ("--offload", !offload.automatic),
         ("--fast-path", fast_path == FastPathChoice::On),
         ("--peer-check", given.is_peer_check_strict),

@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    weft::daemon::main(std::env::args_os(), |name| std::env::var_os(name))
+    weft::daemon::main(std::env::args_os(), &|name| std::env::var_os(name), |_| ())
 }

@@ -1,7 +1,6 @@
 //! Validates the flags and builds [`Options`]. Any invalid value ends here with
 //! an error that names the flag; nothing downstream checks an option again.
 
-use std::ffi::OsString;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
@@ -11,13 +10,13 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use regex::Regex;
 
-use crate::config::build_kube::{kube, warn_of_other_stores};
-use crate::config::checked::{OptionError, PathPart, optional, parsed, refused, url};
+use crate::config::checked::{OptionError, Result, Variable, optional, parsed, refused, url};
 use crate::config::flag_table::{FLAGS, FlagValues};
+use crate::config::kube::{AnnotationPrefix, KubeOptions, environment};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
-    InterfaceOptions, LogFormat, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, PriorityChoice,
-    RuleOptions, SourcePortsChoice, StoreOptions, WorkersChoice,
+    InterfaceOptions, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, RuleOptions, StoreOptions,
+    WorkersChoice,
 };
 use crate::status::Setting;
 
@@ -37,9 +36,9 @@ const STALE_HOLD_MAX: Duration = Duration::from_secs(u32::MAX as u64);
 /// Checks `flags` and builds the options. What can be ignored is added to `warnings`.
 pub(super) fn options(
     flags: &FlagValues,
-    variable: impl Fn(&str) -> Option<OsString>,
+    variable: Variable<'_>,
     warnings: &mut Vec<String>,
-) -> Result<Options, OptionError> {
+) -> Result<Options> {
     refuse_unbuilt(flags)?;
     warn_of_other_stores(flags, warnings);
     let subnet_file = subnet_file(&flags.subnet_file)?;
@@ -55,20 +54,18 @@ pub(super) fn options(
         dataplane: DataplaneOptions {
             engine: choice("--engine", &flags.engine, EngineChoice::ALL)?,
             workers: workers(&flags.workers)?,
-            worker_priority: choice(
+            workers_are_ordinary: is_other(
                 "--worker-priority",
                 &flags.worker_priority,
-                PriorityChoice::ALL,
+                ["auto", "ordinary"],
             )?,
-            source_ports: choice("--source-ports", &flags.source_ports, SourcePortsChoice::ALL)?,
+            has_one_source_port: is_other("--source-ports", &flags.source_ports, ["auto", "one"])?,
             fast_path: choice("--fast-path", &flags.fast_path, FastPathChoice::ALL)?,
             offload: offload(&flags.offload)?,
             keep_tunnel: flags.keep_tunnel,
-            is_peer_check_strict: {
-                choice("--peer-check", &flags.peer_check, &["loose", "strict"])? == "strict"
-            },
+            is_peer_check_strict: is_other("--peer-check", &flags.peer_check, ["loose", "strict"])?,
         },
-        log_format: choice("--log-format", &flags.log_format, LogFormat::ALL)?,
+        log_is_json: is_other("--log-format", &flags.log_format, ["text", "json"])?,
         verbosity: u8::try_from(flags.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&flags.status_socket, &subnet_file)?,
         metrics_address: metrics_address(&flags.metrics_address)?,
@@ -77,6 +74,25 @@ pub(super) fn options(
         settings: shown(flags),
         store: store(flags, variable)?,
     })
+}
+
+/// flanneld reads the flags of one store and says nothing about the others.
+fn warn_of_other_stores(flags: &FlagValues, warnings: &mut Vec<String>) {
+    let with_kube = flags.kube_subnet_mgr;
+    let word = if with_kube { "with" } else { "without" };
+    for (flag, given) in &flags.given {
+        let is_idle = match *flag {
+            "subnet-lease-renew-margin" | "start-from-cache" => with_kube,
+            "kube-annotation-prefix" | "kube-api-url" | "kubeconfig-file" | "net-config-path" => {
+                !with_kube
+            }
+            "set-node-network-unavailable" => !with_kube && !flags.set_node_network_unavailable,
+            name => with_kube && name.starts_with("etcd-"),
+        };
+        if is_idle {
+            warnings.push(format!("{given} has no effect {word} --kube-subnet-mgr"));
+        }
+    }
 }
 
 /// All flags, to be shown.
@@ -92,7 +108,7 @@ fn shown(flags: &FlagValues) -> Vec<Setting> {
 }
 
 /// To run without what these flags of flanneld ask for would change what the host does.
-fn refuse_unbuilt(flags: &FlagValues) -> Result<(), OptionError> {
+fn refuse_unbuilt(flags: &FlagValues) -> Result<()> {
     let unbuilt = [
         ("log_backtrace_at", &flags.log_backtrace_at, "A stack trace at a line of the log"),
         ("public-ipv6", &flags.public_ipv6, "IPv6 between and inside the hosts"),
@@ -109,7 +125,7 @@ fn refuse_unbuilt(flags: &FlagValues) -> Result<(), OptionError> {
 }
 
 /// The text begins with flanneld's phrase, which operators grep for.
-fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
+fn renew_margin(minutes: i64) -> Result<Duration> {
     match u64::try_from(minutes) {
         Ok(valid @ 1..=RENEW_MARGIN_MINUTES_MAX) => Ok(Duration::from_secs(valid * 60)),
         _ => Err(OptionError(format!(
@@ -119,7 +135,7 @@ fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
     }
 }
 
-fn stale_hold(text: &str) -> Result<Duration, OptionError> {
+fn stale_hold(text: &str) -> Result<Duration> {
     // As in Go, zero needs no unit.
     let with_unit = if text == "0" { "0s" } else { text };
     let hold: SignedDuration =
@@ -130,7 +146,7 @@ fn stale_hold(text: &str) -> Result<Duration, OptionError> {
     Ok(hold.min(STALE_HOLD_MAX))
 }
 
-fn interface(flags: &FlagValues) -> Result<InterfaceOptions, OptionError> {
+fn interface(flags: &FlagValues) -> Result<InterfaceOptions> {
     let regexes = flags.iface_regex.iter().map(|text| {
         Regex::new(text).map_err(|error| {
             refused("--iface-regex", format!("{text:?} is not a regular expression: {error}"))
@@ -140,7 +156,7 @@ fn interface(flags: &FlagValues) -> Result<InterfaceOptions, OptionError> {
         .map(|text| parsed("--iface-can-reach", text, "an IP address"));
     Ok(InterfaceOptions {
         interfaces: flags.iface.clone(),
-        regexes: regexes.collect::<Result<_, _>>()?,
+        regexes: regexes.collect::<Result<_>>()?,
         can_reach: can_reach.transpose()?,
         public_ip: optional(&flags.public_ip).map(public_ip).transpose()?,
     })
@@ -148,7 +164,7 @@ fn interface(flags: &FlagValues) -> Result<InterfaceOptions, OptionError> {
 
 /// The text begins with flanneld's phrase. Go's `ParseIP` also takes `::ffff:192.0.2.1` for an IPv4
 /// address.
-fn public_ip(text: &str) -> Result<Ipv4Addr, OptionError> {
+fn public_ip(text: &str) -> Result<Ipv4Addr> {
     match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(IpAddr::V4(address))
             if !address.is_unspecified() && !address.is_multicast() && !address.is_broadcast() =>
@@ -161,7 +177,7 @@ fn public_ip(text: &str) -> Result<Ipv4Addr, OptionError> {
     }
 }
 
-fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
+fn health(address: &str, port: i64) -> Result<Option<SocketAddr>> {
     // Go listens on every address when the host part is empty.
     let address = optional(address).unwrap_or("0.0.0.0");
     let address: IpAddr = parsed("--healthz-ip", address, "an IP address")?;
@@ -171,7 +187,7 @@ fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
     Ok((port != 0).then(|| SocketAddr::new(address, port)))
 }
 
-fn rules(flags: &FlagValues) -> Result<RuleOptions, OptionError> {
+fn rules(flags: &FlagValues) -> Result<RuleOptions> {
     let seconds = flags.iptables_resync;
     let resync = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).ok_or_else(|| {
         let problem = format!("{seconds} is not a valid period: use 1 second or more");
@@ -188,14 +204,19 @@ fn rules(flags: &FlagValues) -> Result<RuleOptions, OptionError> {
 }
 
 /// The one of `choices` that `text` names.
-fn choice<T: Copy + Display>(flag: &str, text: &str, choices: &[T]) -> Result<T, OptionError> {
+fn choice<T: Copy + Display>(flag: &str, text: &str, choices: &[T]) -> Result<T> {
     let names: Vec<_> = choices.iter().map(T::to_string).collect();
     let chosen = names.iter().position(|name| name == text).map(|at| choices[at]);
     let problem = || format!("{text:?} is unknown: use {}", names.join(" or "));
     chosen.ok_or_else(|| refused(flag, problem()))
 }
 
-fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
+/// Whether `text` names the second of `choices`.
+fn is_other(flag: &str, text: &str, choices: [&str; 2]) -> Result<bool> {
+    Ok(choice(flag, text, &choices)? == choices[1])
+}
+
+fn workers(text: &str) -> Result<WorkersChoice> {
     if text == "auto" {
         return Ok(WorkersChoice::Auto);
     }
@@ -205,7 +226,7 @@ fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
     count.map(WorkersChoice::Exactly).ok_or_else(|| refused("--workers", problem()))
 }
 
-fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
+fn offload(text: &str) -> Result<OffloadChoice> {
     const NAMES: [&str; 4] = ["tso", "uso", "gso", "gro"];
     let given = match text {
         "auto" => NAMES.to_vec(),
@@ -220,7 +241,7 @@ fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
     Ok(OffloadChoice { tso, uso, gso, gro, automatic: text == "auto" })
 }
 
-fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {
+fn subnet_file(text: &str) -> Result<PathBuf> {
     let path = PathBuf::from(text);
     if path.file_name().is_none() || text.ends_with('/') || text.contains('\0') {
         return Err(refused("--subnet-file", format!("{text:?} names no file")));
@@ -228,7 +249,7 @@ fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {
     Ok(path)
 }
 
-fn metrics_address(text: &str) -> Result<Option<SocketAddr>, OptionError> {
+fn metrics_address(text: &str) -> Result<Option<SocketAddr>> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -237,17 +258,13 @@ fn metrics_address(text: &str) -> Result<Option<SocketAddr>, OptionError> {
     address.map(Some).ok_or_else(|| refused("--metrics-address", problem()))
 }
 
-fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError> {
+fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf> {
     let path = match optional(text) {
         Some(text) => PathBuf::from(text),
         None if subnet_file.file_name().is_some_and(|name| name == SUBNET_FILE_NAME) => {
             subnet_file.with_file_name("weft.sock")
         }
-        None => {
-            let mut name = subnet_file.file_stem().unwrap_or_default().to_owned();
-            name.push(".weft.sock");
-            subnet_file.with_file_name(name)
-        }
+        None => subnet_file.with_extension("weft.sock"),
     };
     let length_bytes = path.as_os_str().len();
     if length_bytes > SOCKET_PATH_BYTES_MAX || path.file_name().is_none() || text.contains('\0') {
@@ -261,16 +278,18 @@ fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError>
     Ok(path)
 }
 
-fn store(
-    flags: &FlagValues,
-    variable: impl Fn(&str) -> Option<OsString>,
-) -> Result<StoreOptions, OptionError> {
+fn store(flags: &FlagValues, variable: Variable<'_>) -> Result<StoreOptions> {
     let is_local = flags.given.contains_key("local-store");
+    let of_etcd = || flags.given.keys().copied().find(|flag| flag.starts_with("etcd-"));
+    let other = flags.kube_subnet_mgr.then_some("kube-subnet-mgr").or_else(of_etcd);
+    // Leases can live in one place only.
+    if let Some(other) = other.filter(|_| is_local) {
+        return Err(OptionError(format!(
+            "--local-store and --{other} (flag or environment) exclude each other: keep one of them"
+        )));
+    }
     if flags.kube_subnet_mgr {
-        if is_local {
-            return Err(OptionError::two_stores("kube-subnet-mgr"));
-        }
-        return kube(flags, variable);
+        return kube(flags, variable).map(StoreOptions::Kube);
     }
     if !is_local {
         return etcd(flags).map(StoreOptions::Etcd);
@@ -278,13 +297,25 @@ fn store(
     if flags.local_store.is_empty() {
         return Err(refused("--local-store", "an empty path names no directory"));
     }
-    match flags.given.keys().find(|flag| flag.starts_with("etcd-")) {
-        Some(flag) => Err(OptionError::two_stores(flag)),
-        None => Ok(StoreOptions::Local(PathBuf::from(&flags.local_store))),
-    }
+    Ok(StoreOptions::Local(PathBuf::from(&flags.local_store)))
 }
 
-fn etcd(flags: &FlagValues) -> Result<EtcdOptions, OptionError> {
+fn kube(flags: &FlagValues, variable: Variable<'_>) -> Result<KubeOptions> {
+    let (node, wait_for_ever) = environment(variable)?;
+    let api_url = optional(&flags.kube_api_url)
+        .map(|text| url("--kube-api-url", text, true, "--kubeconfig-file"));
+    Ok(KubeOptions {
+        api_url: api_url.transpose()?,
+        kubeconfig: optional(&flags.kubeconfig_file).map(PathBuf::from),
+        annotations: AnnotationPrefix::parse(&flags.kube_annotation_prefix)?,
+        network_config: PathBuf::from(&flags.net_config_path),
+        clear_network_unavailable: flags.set_node_network_unavailable,
+        node,
+        wait_for_ever,
+    })
+}
+
+fn etcd(flags: &FlagValues) -> Result<EtcdOptions> {
     let ca_file = optional(&flags.etcd_cafile).map(PathBuf::from);
     let client_certificate = both(
         ("--etcd-certfile", optional(&flags.etcd_certfile)),
@@ -293,13 +324,10 @@ fn etcd(flags: &FlagValues) -> Result<EtcdOptions, OptionError> {
     let client_certificate = client_certificate.map(|(certificate_file, key_file)| {
         ClientCertificate { certificate_file: certificate_file.into(), key_file: key_file.into() }
     });
-    let tls_flag = match (&ca_file, &client_certificate) {
-        (Some(_), _) => Some("--etcd-cafile"),
-        (None, Some(_)) => Some("--etcd-certfile"),
-        (None, None) => None,
-    };
+    let by_certificate = client_certificate.as_ref().map(|_| "--etcd-certfile");
+    let tls_flag = ca_file.as_ref().map(|_| "--etcd-cafile").or(by_certificate);
     let endpoints = flags.etcd_endpoints.split(',');
-    let endpoints = endpoints.map(|text| endpoint(text, tls_flag)).collect::<Result<_, _>>()?;
+    let endpoints = endpoints.map(|text| endpoint(text, tls_flag)).collect::<Result<_>>()?;
     let prefix = clean_prefix(&flags.etcd_prefix)?;
     let credentials = both(
         ("--etcd-username", optional(&flags.etcd_username)),
@@ -314,10 +342,10 @@ fn etcd(flags: &FlagValues) -> Result<EtcdOptions, OptionError> {
 
 /// Reads one URL of an etcd server. Without a scheme it is plain http, as for etcd's own clients
 /// without certificates.
-fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
+fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String> {
     const FLAG: &str = "--etcd-endpoints";
     let user_flags = "--etcd-username and FLANNELD_ETCD_PASSWORD";
-    let whole = url(FLAG, text, PathPart::Forbidden, user_flags)?;
+    let whole = url(FLAG, text, false, user_flags)?;
     match tls_flag {
         Some(flag) if whole.starts_with("http:") => {
             let problem = format!(
@@ -331,7 +359,7 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
 
 /// The prefix as flanneld's keys have it, which Go's `path.Join` makes: no empty parts, no dots,
 /// no slash at the end. The root is the empty prefix of keys such as `/config`.
-fn clean_prefix(text: &str) -> Result<String, OptionError> {
+fn clean_prefix(text: &str) -> Result<String> {
     let mut parts: Vec<&str> = Vec::new();
     for part in text.split('/') {
         match part {
@@ -341,20 +369,17 @@ fn clean_prefix(text: &str) -> Result<String, OptionError> {
         }
     }
     let (rooted, joined) = (text.starts_with('/'), parts.join("/"));
-    match joined.as_str() {
-        "" if !rooted => {
-            let problem = format!("{text:?} is not a prefix: use one such as /coreos.com/network");
-            Err(refused("--etcd-prefix", problem))
-        }
-        "" => Ok(joined),
-        _ => Ok(if rooted { format!("/{joined}") } else { joined }),
+    if joined.is_empty() && !rooted {
+        let problem = format!("{text:?} is not a prefix: use one such as /coreos.com/network");
+        return Err(refused("--etcd-prefix", problem));
     }
+    Ok(if rooted && !joined.is_empty() { format!("/{joined}") } else { joined })
 }
 
 fn both<T>(
     first: (&'static str, Option<T>),
     second: (&'static str, Option<T>),
-) -> Result<Option<(T, T)>, OptionError> {
+) -> Result<Option<(T, T)>> {
     match (first, second) {
         ((_, Some(first)), (_, Some(second))) => Ok(Some((first, second))),
         ((_, None), (_, None)) => Ok(None),

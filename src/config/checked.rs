@@ -1,5 +1,6 @@
 //! What checks of flags and variables have in common: their error, and how URLs are read.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::str::FromStr;
 
@@ -10,30 +11,16 @@ use hyper::Uri;
 #[error("{0}")]
 pub(super) struct OptionError(pub(super) String);
 
-impl OptionError {
-    /// Leases can live in one place only.
-    pub(super) fn two_stores(other: &str) -> Self {
-        Self(format!(
-            "--local-store and --{other} (flag or environment) exclude each other: keep one of them"
-        ))
-    }
-}
+/// What a check of flags or variables gives.
+pub(super) type Result<T> = std::result::Result<T, OptionError>;
 
-/// Whether a server may be below a path, as behind a proxy.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum PathPart {
-    Forbidden,
-    Allowed,
-}
+/// Looks up a variable of the environment.
+pub type Variable<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Reads the URL of a server. A user of the server is for `user_flags` to tell: a complaint about
-/// one in the URL does not repeat it, because a password may be in there.
-pub(super) fn url(
-    flag: &str,
-    text: &str,
-    path: PathPart,
-    user_flags: &str,
-) -> Result<String, OptionError> {
+/// Reads the URL of a server, which may be below a path, as behind a proxy, if it `may_have_path`.
+/// A user of the server is for `user_flags` to tell: a complaint about one in the URL does not
+/// repeat it, because a password may be in there.
+pub(super) fn url(flag: &str, text: &str, may_have_path: bool, user_flags: &str) -> Result<String> {
     if text.contains('@') {
         return Err(refused(flag, format!("a URL must not hold a user: use {user_flags} instead")));
     }
@@ -55,7 +42,7 @@ pub(super) fn url(
     if !after_host.is_empty() && authority.port_u16().is_none_or(|port| port == 0) {
         return wrong("has a bad port");
     }
-    let has_path = url.path() != "/" && path == PathPart::Forbidden;
+    let has_path = url.path() != "/" && !may_have_path;
     if has_path || url.query().is_some() {
         return wrong("has a path or a query");
     }
@@ -80,11 +67,7 @@ pub(super) fn optional(text: &str) -> Option<&str> {
 }
 
 /// Reads `text` as a value that is `described` so.
-pub(super) fn parsed<T: FromStr>(
-    flag: &'static str,
-    text: &str,
-    described: &str,
-) -> Result<T, OptionError> {
+pub(super) fn parsed<T: FromStr>(flag: &'static str, text: &str, described: &str) -> Result<T> {
     text.parse().map_err(|_said_so| refused(flag, format!("{text:?} is not {described}")))
 }
 

@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::config::build;
+pub use crate::config::checked::Variable;
 use crate::config::flag_table::FlagValues;
 use crate::config::go_flags::{self, SyntaxError};
 use crate::config::options::Options;
@@ -33,10 +34,7 @@ const EXIT_USAGE: u8 = 2;
 ///
 /// The command line wins over the environment, which wins over the defaults. `--help` and
 /// `--version` are answered before the environment is read and before values are checked.
-pub fn parse(
-    arguments: impl IntoIterator<Item = OsString>,
-    variable: impl Fn(&str) -> Option<OsString>,
-) -> Outcome {
+pub fn parse(arguments: impl IntoIterator<Item = OsString>, variable: Variable<'_>) -> Outcome {
     let mut arguments = arguments.into_iter();
     let program = arguments.next().unwrap_or_else(|| OsString::from("weftd"));
     let program = program.to_string_lossy();
@@ -53,7 +51,7 @@ pub fn parse(
         return Outcome::End(format!("{}\n", env!("CARGO_PKG_VERSION")), 0);
     }
     let mut warnings: Vec<_> = ignored.into_iter().collect();
-    warnings.extend(go_flags::read_environment(&variable, &mut values));
+    warnings.extend(go_flags::read_environment(variable, &mut values));
     match build::options(&values, variable, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),
         Err(error) => Outcome::End(visible(&error.to_string()) + "\n", EXIT_INVALID),
@@ -72,10 +70,7 @@ pub struct Given {
 impl Given {
     /// By the arguments, without the program's name, and variables of any weftd or flanneld, as far
     /// as this release knows them.
-    pub fn of(
-        arguments: impl IntoIterator<Item = OsString>,
-        variable: impl Fn(&str) -> Option<OsString>,
-    ) -> Self {
+    pub fn of(arguments: impl IntoIterator<Item = OsString>, variable: Variable<'_>) -> Self {
         let mut values = FlagValues::default();
         // What stands in front of a mistake was read.
         go_flags::read_arguments(arguments, &mut values).ok();

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 
+use crate::config::checked::Variable;
 use crate::config::flag_table::{FLAGS, Flag, FlagValues};
 use crate::config::value::Place;
 
@@ -67,10 +68,7 @@ fn ignored(position: usize, arguments: usize) -> String {
 
 /// Reads `FLANNELD_*` for every flag that the command line left alone. A value that does not
 /// parse leaves the default; the complaint is returned for the log.
-pub(super) fn read_environment(
-    variable: impl Fn(&str) -> Option<OsString>,
-    values: &mut FlagValues,
-) -> Vec<String> {
+pub(super) fn read_environment(variable: Variable<'_>, values: &mut FlagValues) -> Vec<String> {
     let mut complaints = Vec::new();
     for flag in FLAGS.iter().filter(|flag| flag.name != "version") {
         if values.given.contains_key(flag.name) {

@@ -151,7 +151,7 @@ fn bools_have_twelve_spellings() {
 fn environment_fills_only_what_the_command_line_left() {
     let mut settings = read(&["--v=1", "--iface=a"]).unwrap();
     let complaints = read_environment(
-        |name| {
+        &|name| {
             let value = match name {
                 "FLANNELD_V" => "4",
                 "FLANNELD_IFACE" => "b",

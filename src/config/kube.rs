@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use regex::Regex;
 
-use crate::config::checked::OptionError;
+use crate::config::checked::{OptionError, Result, Variable};
 
 /// Longest name of a Node or pod (RFC 1123, as Kubernetes validates it).
 const NAME_CHARACTERS_MAX: usize = 253;
@@ -49,7 +49,7 @@ pub struct AnnotationPrefix(String);
 
 impl AnnotationPrefix {
     /// flannel's rules: a domain, one slash at the most, and a word that may be missing.
-    pub(super) fn parse(text: &str) -> Result<Self, OptionError> {
+    pub(super) fn parse(text: &str) -> Result<Self> {
         let problem = if text.matches('/').count() > 1 {
             "prefix can contain at most single slash"
         } else if !is_like(text, r"([a-z0-9_-]+\.)+[a-z0-9_-]+(/[a-z0-9_-]*)?") {
@@ -70,9 +70,7 @@ impl AnnotationPrefix {
 }
 
 /// What the environment adds to the flags: the Node, and whether a start waits for ever.
-pub(super) fn environment(
-    variable: impl Fn(&str) -> Option<OsString>,
-) -> Result<(NodeSource, bool), OptionError> {
+pub(super) fn environment(variable: Variable<'_>) -> Result<(NodeSource, bool)> {
     let value = |name: &str| match variable(name).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
@@ -107,7 +105,7 @@ fn is_like(text: &str, form: &str) -> bool {
 }
 
 /// A name that goes into a URL as it is.
-fn name(variable: &str, value: String) -> Result<String, OptionError> {
+fn name(variable: &str, value: String) -> Result<String> {
     if value.len() <= NAME_CHARACTERS_MAX && is_like(&value, "[a-z0-9][a-z0-9.-]*") {
         Ok(value)
     } else {
@@ -119,8 +117,8 @@ fn name(variable: &str, value: String) -> Result<String, OptionError> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<(NodeSource, bool), OptionError> {
-        environment(|name| {
+    fn read(variables: &[(&str, &str)]) -> Result<(NodeSource, bool)> {
+        environment(&|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| OsString::from(value))
         })

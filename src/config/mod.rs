@@ -9,7 +9,6 @@ pub mod subnet_file;
 pub mod whole_file;
 
 mod build;
-mod build_kube;
 mod checked;
 mod flag_table;
 mod go_flags;

@@ -38,8 +38,8 @@ pub struct Options {
     pub rules: RuleOptions,
     /// How the udp backend carries packets.
     pub dataplane: DataplaneOptions,
-    /// Format of the log lines.
-    pub log_format: LogFormat,
+    /// `--log-format=json`: each line of the log is a JSON object, and not as klog writes it.
+    pub log_is_json: bool,
     /// klog's `-v`: 0 is the normal log, 1 and above add detail.
     pub verbosity: u8,
     /// Where the running daemon answers `/status` and `/metrics`.
@@ -176,10 +176,12 @@ pub struct DataplaneOptions {
     pub workers: WorkersChoice,
     /// Whether the kernel carries what it can.
     pub fast_path: FastPathChoice,
-    /// How the workers get a processor.
-    pub worker_priority: PriorityChoice,
-    /// From which ports they send.
-    pub source_ports: SourcePortsChoice,
+    /// `--worker-priority=ordinary`: workers get a processor like any other program, and not as
+    /// soon as they may.
+    pub workers_are_ordinary: bool,
+    /// `--source-ports=one`: all send from the tunnel's port, as flanneld does, and not each from
+    /// its own to peers that say that they take it, once echoes come back that way.
+    pub has_one_source_port: bool,
     /// Which offloads the workers may use.
     pub offload: OffloadChoice,
     /// `--keep-tunnel`: device, routes and the kernel's programs outlive weftd.
@@ -217,26 +219,6 @@ impl WorkersChoice {
 }
 
 words! {
-    /// How workers get a processor that others keep busy.
-    PriorityChoice {
-        /// As soon as they may.
-        Auto = "auto",
-        /// Like any other program.
-        Ordinary = "ordinary",
-    }
-}
-
-words! {
-    /// From which ports the udp backend's workers send.
-    SourcePortsChoice {
-        /// Each from its own, to peers that say that they take it, once echoes come back that way.
-        Auto = "auto",
-        /// All from the tunnel's port, as flanneld does.
-        One = "one",
-    }
-}
-
-words! {
     /// Whether the kernel's own programs carry what they can of the udp backend's packets.
     FastPathChoice {
         /// Where the kernel allows them.
@@ -261,14 +243,4 @@ pub struct OffloadChoice {
     pub gro: bool,
     /// `auto`: leave out what is known to be broken on the running kernel.
     pub automatic: bool,
-}
-
-words! {
-    /// Format of the log lines.
-    LogFormat {
-        /// klog's header and text, as flanneld writes.
-        Text = "text",
-        /// One JSON object a line.
-        Json = "json",
-    }
 }

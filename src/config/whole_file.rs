@@ -50,11 +50,14 @@ pub enum FileError {
     },
 }
 
+/// What an operation on a file gives.
+pub type Result<T> = std::result::Result<T, FileError>;
+
 /// Writes `text` to `path` with `mode`, whatever the umask, and makes its directory if it is
 /// missing.
 ///
 /// On an error the old file, if any, is as it was.
-pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<()> {
     let directory_path = directory_of(path);
     make_directory(directory_path)?;
     let directory = open_directory(directory_path)?;
@@ -63,22 +66,23 @@ pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
 }
 
 /// As [`write`], in a directory of somebody else, whoever that is.
-pub fn write_for_others(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+pub fn write_for_others(path: &Path, text: &[u8], mode: Mode) -> Result<()> {
     make_directory(directory_of(path))?;
     write_shared(path, text, mode)
 }
 
 /// As [`write`], in a directory that has to be there, and that others may share.
-pub fn write_shared(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+pub fn write_shared(path: &Path, text: &[u8], mode: Mode) -> Result<()> {
     replace(&open_directory(directory_of(path))?, path, text, mode)
 }
 
-fn make_directory(path: &Path) -> Result<(), FileError> {
+/// Makes the directory at `path`, with those above it, if it is missing.
+pub fn make_directory(path: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
     made.map_err(|error| failed("make the directory", path, error))
 }
 
-fn replace(directory: &OwnedFd, path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+fn replace(directory: &OwnedFd, path: &Path, text: &[u8], mode: Mode) -> Result<()> {
     let name = path.file_name().ok_or_else(|| refused(path, "names no file".to_owned()))?;
     check_target(directory, name, path)?;
     let (temporary, file) = create_temporary(directory, name, path)?;
@@ -95,12 +99,12 @@ fn replace(directory: &OwnedFd, path: &Path, text: &[u8], mode: Mode) -> Result<
 }
 
 /// The contents of the file, at most `bytes_max` bytes; `None` if there is no file.
-pub fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, FileError> {
+pub fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
     open(path, OFlags::empty())?.map(|(file, _)| contents(file, path, bytes_max)).transpose()
 }
 
 /// As [`read`], of a file that nobody else may have written.
-pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, FileError> {
+pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
     let Some((file, status)) = open(path, OFlags::NOFOLLOW)? else { return Ok(None) };
     let owner = status.st_uid;
     let mode = Mode::from_raw_mode(status.st_mode);
@@ -113,7 +117,7 @@ pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, File
     contents(file, path, bytes_max).map(Some)
 }
 
-fn open(path: &Path, further: OFlags) -> Result<Option<(File, rustix::fs::Stat)>, FileError> {
+fn open(path: &Path, further: OFlags) -> Result<Option<(File, rustix::fs::Stat)>> {
     // Without O_NONBLOCK a FIFO in this place would stop the start for ever.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | further;
     let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
@@ -126,7 +130,7 @@ fn open(path: &Path, further: OFlags) -> Result<Option<(File, rustix::fs::Stat)>
     Ok(Some((file, status)))
 }
 
-fn contents(file: File, path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
+fn contents(file: File, path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max.saturating_add(1))
         .read_to_end(&mut bytes)
@@ -138,6 +142,13 @@ fn contents(file: File, path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileErro
     Ok(bytes)
 }
 
+/// `path` with `suffix` behind its name.
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(path);
+    path.push(suffix);
+    path.into()
+}
+
 /// The directory of the file at `path`: `.` for a bare name.
 pub fn directory_of(path: &Path) -> &Path {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -145,13 +156,13 @@ pub fn directory_of(path: &Path) -> &Path {
 }
 
 /// Opens the directory once, so that everything after happens in the one that was checked.
-fn open_directory(path: &Path) -> Result<OwnedFd, FileError> {
+fn open_directory(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(CWD, path, flags, Mode::empty())
         .map_err(|errno| failed("open the directory", path, errno))
 }
 
-fn check_directory(directory: &OwnedFd, path: &Path) -> Result<(), FileError> {
+fn check_directory(directory: &OwnedFd, path: &Path) -> Result<()> {
     let status = rustix::fs::fstat(directory).map_err(|errno| failed("examine", path, errno))?;
     let (owner, mode) = (status.st_uid, Mode::from_raw_mode(status.st_mode).as_raw_mode());
     let problem = if mode & WORLD_WRITABLE != 0 && mode & STICKY == 0 {
@@ -164,7 +175,7 @@ fn check_directory(directory: &OwnedFd, path: &Path) -> Result<(), FileError> {
     Err(refused(path, problem + ", or keep the file elsewhere (of weftd: --subnet-file)"))
 }
 
-fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FileError> {
+fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<()> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         // A link is replaced, never followed: rename(2) puts the new file in the link's own place.
         Ok(status) if FileType::from_raw_mode(status.st_mode).is_symlink() => Ok(()),
@@ -174,7 +185,7 @@ fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), Fi
     }
 }
 
-fn check_regular(kind: FileType, path: &Path) -> Result<(), FileError> {
+fn check_regular(kind: FileType, path: &Path) -> Result<()> {
     if kind == FileType::RegularFile {
         return Ok(());
     }
@@ -183,11 +194,7 @@ fn check_regular(kind: FileType, path: &Path) -> Result<(), FileError> {
 
 /// A random name, because a daemon in another container may use the same directory and process
 /// number; `O_EXCL`, because then nobody else has it open.
-fn create_temporary(
-    directory: &OwnedFd,
-    name: &OsStr,
-    path: &Path,
-) -> Result<(OsString, File), FileError> {
+fn create_temporary(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(OsString, File)> {
     let mut temporary = OsString::from(".");
     temporary.push(name);
     temporary.push(format!(".{:016x}", fastrand::u64(..)));
@@ -197,7 +204,7 @@ fn create_temporary(
     Ok((temporary, File::from(file)))
 }
 
-fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<(), FileError> {
+fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<()> {
     file.write_all(text).map_err(|error| failed("write the new text of", path, error))?;
     match rustix::fs::fchmod(file, mode) {
         // Of a file of our own: its file system has the same mode for all.

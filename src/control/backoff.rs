@@ -3,24 +3,18 @@
 
 use std::time::Duration;
 
-/// First wait after a failure. Short enough that a blip costs nothing a user notices.
-pub const BACKOFF_MIN: Duration = Duration::from_millis(100);
-/// Longest wait: a store that returns is found again within this time, and a thousand daemons
-/// asking every five seconds at the most are 200 requests a second, which one etcd serves easily.
-pub const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// First and longest wait after a failure of the store. The first is short enough that a blip costs
+/// nothing a user notices. Within the longest a store that returns is found again, and a thousand
+/// daemons asking every five seconds at the most are 200 requests a second, which one etcd serves
+/// easily.
+pub const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Waits that double from `BACKOFF_MIN` to `BACKOFF_MAX`, each shortened by up to a half at
-/// random, so that daemons which failed together do not return together.
+/// Waits that double from a first to a longest, each shortened by up to a half at random, so that
+/// daemons which failed together do not return together.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     next: Duration,
     max: Duration,
-}
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self::between((BACKOFF_MIN, BACKOFF_MAX))
-    }
 }
 
 impl Backoff {
@@ -53,14 +47,14 @@ mod tests {
 
     #[test]
     fn waits_grow_to_the_bound_and_stay_there() {
-        let mut backoff = Backoff::default();
-        let mut full = BACKOFF_MIN;
+        let mut backoff = Backoff::between(BACKOFF);
+        let (mut full, max) = BACKOFF;
         for _ in 0..20 {
             let wait = backoff.next_wait();
             assert!(wait >= full / 2 && wait <= full, "{wait:?} is not within half of {full:?}");
-            full = (full * 2).min(BACKOFF_MAX);
+            full = (full * 2).min(max);
         }
-        assert_eq!(full, BACKOFF_MAX);
+        assert_eq!(full, max);
     }
 
     #[test]

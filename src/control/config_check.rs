@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::config::network::{NetworkConfig, shown};
-use crate::control::backoff::Backoff;
+use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::error::StoreError;
 use crate::control::manager::SubnetManager;
 use crate::failure::with_causes;
@@ -81,7 +81,7 @@ fn tell(found: &Compared, is_first: bool) {
 
 /// Reads until the store answers.
 async fn compare(manager: &SubnetManager, used: &NetworkConfig) -> Compared {
-    let mut backoff = Backoff::default();
+    let mut backoff = Backoff::between(BACKOFF);
     let bytes = loop {
         match manager.store.config().await {
             Ok(bytes) => break bytes,

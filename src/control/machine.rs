@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use crate::control::backoff::{Backoff, jittered};
+use crate::control::backoff::{BACKOFF, Backoff, jittered};
 use crate::control::cache::Known;
 use crate::control::error::StoreResult;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
@@ -105,7 +105,6 @@ pub(super) enum Command {
 #[derive(Debug)]
 pub(super) struct Machine {
     timing: Timing,
-    renew_margin: Duration,
     random: fastrand::Rng,
     /// Of the event in hand.
     now: Now,
@@ -165,18 +164,11 @@ pub(super) struct Machine {
 impl Machine {
     /// A machine that holds `own` and knows no other node. Its first commands come with the
     /// first event.
-    pub(super) fn new(
-        own: OwnLease,
-        renew_margin: Duration,
-        timing: Timing,
-        mut random: fastrand::Rng,
-        now: Now,
-    ) -> Self {
+    pub(super) fn new(own: OwnLease, timing: Timing, mut random: fastrand::Rng, now: Now) -> Self {
         let relist_at = now.boot + jittered(timing.relist_period, RELIST_JITTER, &mut random);
         let own_since = own.lease.revision;
         let mut machine = Self {
             timing,
-            renew_margin,
             random,
             now,
             commands: Vec::new(),
@@ -204,7 +196,7 @@ impl Machine {
             cluster: 0,
             heard_unix: now.unix_seconds,
             outage: None,
-            backoff: Backoff::default(),
+            backoff: Backoff::between(BACKOFF),
             quiet_until: now.boot,
             relist_at,
             publish_at: None,
@@ -221,14 +213,13 @@ impl Machine {
     /// node that has it by then keeps it.
     pub(super) fn from_cache(
         known: Known,
-        renew_margin: Duration,
         timing: Timing,
         random: fastrand::Rng,
         now: Now,
     ) -> Self {
         let Known { as_of_unix, revision, cluster, network, own, ends_unix: _, peers } = known;
         let own = OwnLease { lease: own, expires: Some(now.boot), network };
-        let mut machine = Self::new(own, renew_margin, timing, random, now);
+        let mut machine = Self::new(own, timing, random, now);
         (machine.from_cache, machine.renew_at) = (true, None);
         (machine.newest, machine.cluster, machine.heard_unix) = (revision, cluster, as_of_unix);
         machine.mirror = peers.values().map(|peer| (peer.key.clone(), peer.clone())).collect();

@@ -15,7 +15,6 @@ use crate::control::cache::Known;
 use crate::control::clock::unix_seconds;
 use crate::control::error::{AcquireError, ConnectError, StoreError, StoreResult};
 use crate::control::identity::NodeIdentity;
-use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::control::store::etcd::EtcdStore;
 use crate::control::store::kube::KubeStore;
@@ -110,11 +109,6 @@ impl SubnetManager {
     /// The status of the control plane; stays valid for the manager's life.
     pub fn status(&self) -> Arc<ControlStatus> {
         Arc::clone(&self.status)
-    }
-
-    /// How long the store's answers take; nothing for a store of files.
-    pub fn request_times(&self) -> Option<Arc<RequestTimes>> {
-        self.store.calls().map(|calls| Arc::clone(&calls.times))
     }
 
     /// The store's content after each change and each listing, never what came from the cache.

@@ -23,7 +23,6 @@ pub mod manager;
 pub mod own_thread;
 pub mod peers;
 pub mod rejected;
-pub mod request_times;
 pub mod run;
 pub mod snapshot;
 pub mod status;

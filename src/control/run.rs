@@ -57,14 +57,13 @@ impl Held {
 }
 
 impl SubnetManager {
-    /// Renews what is `held` when less than `renew_margin` of it is left, follows the other nodes
-    /// and publishes all of them in `peers` after each change. While the store is away the last
-    /// known peers stay. When this node's `attributes` change, the subnet stays and its lease
-    /// follows. Ends when the subnet is lost; may be dropped at any time.
+    /// Renews what is `held` before it ends, follows the other nodes and publishes all of them in
+    /// `peers` after each change. While the store is away the last known peers stay. When this
+    /// node's `attributes` change, the subnet stays and its lease follows. Ends when the subnet is
+    /// lost; may be dropped at any time.
     pub async fn run(
         &self,
         held: Held,
-        renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
@@ -72,10 +71,10 @@ impl SubnetManager {
             (self.timing, fastrand::Rng::new(), now(), Notify::new());
         let from_cache = matches!(held, Held::Cached(_));
         let machine = match held {
-            Held::Leased(own) => Machine::new(own, renew_margin, timing, random, now),
+            Held::Leased(own) => Machine::new(own, timing, random, now),
             Held::Cached(known) => {
                 self.status.edit().cached_as_of_unix = Some(known.as_of_unix);
-                Machine::from_cache(known, renew_margin, timing, random, now)
+                Machine::from_cache(known, timing, random, now)
             }
         };
         let told = attributes.borrow().clone();

@@ -14,7 +14,7 @@ pub const ENTRIES_MAX: usize = 65_536;
 pub(crate) const REJECTED_MAX: usize = 4096;
 
 /// All leases at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The live leases, at most `ENTRIES_MAX`.
     pub leases: Vec<Lease>,
@@ -24,8 +24,8 @@ pub struct Snapshot {
     pub revision: i64,
     /// Which store it was, so that one that was replaced is noticed; 0 if it does not say.
     pub cluster: u64,
-    /// Whether this is all there was. Of what an incomplete one lacks, nothing is known.
-    pub complete: bool,
+    /// Whether there was more than this, of which nothing is known.
+    pub is_cut: bool,
 }
 
 /// One change.
@@ -91,7 +91,7 @@ impl Snapshot {
         match entry {
             Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
             Ok(lease) => {
-                self.complete = false;
+                self.is_cut = true;
                 self.reject(Rejected::too_many(lease.revision));
             }
             Err(rejected) => self.reject(rejected),
@@ -103,15 +103,8 @@ impl Snapshot {
             self.rejected.push(rejected);
         } else if parse_key(&rejected.key).is_some() {
             // It takes a subnet, perhaps the own; other unparsable entries do not matter.
-            self.complete = false;
+            self.is_cut = true;
         }
-    }
-}
-
-impl Default for Snapshot {
-    /// Of an empty store.
-    fn default() -> Self {
-        Self { leases: Vec::new(), rejected: Vec::new(), revision: 0, cluster: 0, complete: true }
     }
 }
 
@@ -143,7 +136,7 @@ mod tests {
             snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, 1));
         }
         assert_eq!(snapshot.leases.len(), ENTRIES_MAX);
-        assert!(!snapshot.complete, "a cut listing counts as all there is");
+        assert!(snapshot.is_cut, "a cut listing counts as all there is");
         assert_eq!(snapshot.rejected.len(), 3);
         assert!(snapshot.rejected.iter().all(|r| r.reason == RejectReason::TooMany));
         for _ in 0..2 * REJECTED_MAX {
@@ -157,7 +150,7 @@ mod tests {
         let mut snapshot = Snapshot::default();
         let mut add = |key: &[u8]| {
             snapshot.add(Lease::decode(key, b"junk", 1));
-            snapshot.complete
+            !snapshot.is_cut
         };
         for _ in 0..2 * REJECTED_MAX {
             assert!(add(b"junk"), "junk without a subnet concerns nobody");

@@ -11,12 +11,14 @@ pub const RELIST_PERIOD_NODES: Duration = Duration::from_secs(6 * 60 * 60);
 /// long.
 pub const PUBLISH_WINDOW_NODES: Duration = Duration::from_millis(250);
 
-/// The control plane's durations. `stale_hold` is the operator's; of the others, only tests and
-/// simulations use others than the default.
+/// The control plane's durations. `renew_margin` and `stale_hold` are the operator's; of the
+/// others, only tests and simulations use others than the default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// Life of a lease from its last renewal.
     pub lease_ttl: Duration,
+    /// How long before its end a lease is renewed.
+    pub renew_margin: Duration,
     /// Pause after a failed renewal.
     pub renew_retry: Duration,
     /// Between two listings of everything.
@@ -34,6 +36,8 @@ impl Default for Timing {
         Self {
             // flannel's fixed lease time.
             lease_ttl: Duration::from_secs(24 * 60 * 60),
+            // flannel's margin.
+            renew_margin: Duration::from_secs(60 * 60),
             // flannel's pause after a failed renewal.
             renew_retry: Duration::from_secs(60),
             // How often everything is listed although the watch seems to work: a change that it

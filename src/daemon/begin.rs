@@ -14,7 +14,7 @@ use crate::backend::setup::{Claim, Setup};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
-use crate::control::backoff::Backoff;
+use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::error::AcquireError;
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::SubnetManager;
@@ -65,7 +65,7 @@ impl Start<'_> {
             return self.start_backend(begun).await;
         };
         status.start_is_at(Some("going on with the subnet and the tunnel of before"));
-        let (mut backoff, mut told) = (Backoff::default(), LogOnce::default());
+        let (mut backoff, mut told) = (Backoff::between(BACKOFF), LogOnce::default());
         loop {
             let started = async { self.start_backend(self.begin_again(former).await?).await };
             let error = match started.await {
@@ -190,7 +190,7 @@ impl Start<'_> {
         external: &ExternalInterface,
         warm: &mut WarmStart,
     ) -> Result<ControlFlow<Remembered, (Configured, OwnLease, Prepared)>> {
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::between(BACKOFF);
         let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
         let (manager, mut ready) = (self.manager, None);
         let status = manager.status();

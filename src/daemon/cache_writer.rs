@@ -2,7 +2,6 @@
 //! refresh its time. A reader never sees a partial file.
 
 use std::convert::Infallible;
-use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +14,7 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::config::network::NetworkConfig;
+use crate::config::options::Options;
 use crate::config::whole_file;
 use crate::control::cache::{self, Known};
 use crate::control::changes::next_change;
@@ -41,9 +41,7 @@ const END_SECONDS: u64 = 60;
 
 /// Path of the cache that belongs to this subnet file.
 pub(crate) fn cache_path(subnet_file: &Path) -> PathBuf {
-    let mut path = OsString::from(subnet_file);
-    path.push(SUFFIX);
-    path.into()
+    whole_file::with_suffix(subnet_file, SUFFIX)
 }
 
 /// The writer of one cache.
@@ -60,15 +58,17 @@ pub(super) struct CacheWriter {
 }
 
 impl CacheWriter {
-    /// A writer to `path` of what `store` holds for the network of `config`.
-    pub(super) fn new(
-        path: PathBuf,
-        store: String,
-        config: NetworkConfig,
+    /// A writer of what the store holds for the network of `config`, if a start may use it.
+    pub(super) fn of(
+        options: &Options,
+        config: &NetworkConfig,
         status: Arc<ControlStatus>,
-    ) -> Self {
-        let is_closed = Mutex::new(false);
-        Self { path, store, config, status, is_closed, pause: PAUSE, retry: RETRY }
+    ) -> Option<Arc<Self>> {
+        let path = cache_path(&options.subnet_file);
+        let (store, config) = (options.store.identity(), config.clone());
+        let is_closed = Mutex::default();
+        let writer = Self { path, store, config, status, is_closed, pause: PAUSE, retry: RETRY };
+        options.start_from_cache.then(|| Arc::new(writer))
     }
 
     /// Writes what is `known` when that is due, for ever.

@@ -41,8 +41,15 @@ fn known(hosts: u8, as_of_unix: u64) -> Arc<Known> {
 
 fn writer(path: &Path) -> Arc<CacheWriter> {
     let config = NetworkConfig::parse(br#"{"Network":"10.5.0.0/16"}"#).unwrap();
-    let writer = CacheWriter::new(path.to_owned(), "local /srv".to_owned(), config, Arc::default());
-    Arc::new(CacheWriter { pause: PACE, retry: PACE, ..writer })
+    Arc::new(CacheWriter {
+        path: path.to_owned(),
+        store: "local /srv".to_owned(),
+        config,
+        status: Arc::default(),
+        is_closed: Mutex::default(),
+        pause: PACE,
+        retry: PACE,
+    })
 }
 
 fn peers_in(path: &Path) -> usize {

@@ -2,14 +2,13 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use hyper::StatusCode;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::control::clock::unix_seconds;
-use crate::daemon::http::{self, Handler, Reply};
+use crate::daemon::http::{self, Reply};
 
 /// Whether subnet.env is written and the backend runs, and since when, in seconds since 1970.
 /// Clones share the state.
@@ -57,20 +56,18 @@ pub(super) async fn serve(
         Some(listener) => listener,
         None => http::patiently(async || listen(address).await).await,
     };
-    let handler: Handler =
-        Arc::new(move |request| answer(request.uri().path(), readiness.is_ready()));
-    http::serve(async || Ok(listener.accept().await?.0), handler).await
+    let page = move |_: &_, path: &str| answer(path, readiness.is_ready());
+    http::serve(async || Ok(listener.accept().await?.0), page).await
 }
 
-fn answer(path: &str, ready: bool) -> Reply {
-    match (path, ready) {
-        ("/healthz", _) => http::text(StatusCode::OK, "flanneld is running"),
-        ("/readyz", true) => http::text(StatusCode::OK, "flanneld is ready"),
-        ("/readyz", false) => {
-            http::text(StatusCode::SERVICE_UNAVAILABLE, "flanneld is not ready yet")
-        }
-        _ => http::not_found(),
-    }
+fn answer(path: &str, ready: bool) -> Option<Reply> {
+    let (status, text) = match (path, ready) {
+        ("/healthz", _) => (StatusCode::OK, "flanneld is running"),
+        ("/readyz", true) => (StatusCode::OK, "flanneld is ready"),
+        ("/readyz", false) => (StatusCode::SERVICE_UNAVAILABLE, "flanneld is not ready yet"),
+        _ => return None,
+    };
+    Some(http::text(status, text))
 }
 
 #[cfg(test)]

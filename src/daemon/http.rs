@@ -14,8 +14,8 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -28,17 +28,15 @@ use crate::failure::LogOnce;
 /// oldest is closed: clients that hold connections cannot keep a probe out.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// How long a client may take over its request line and headers.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long a connection may last; the reply to the status tool has at most some megabytes.
+/// How long a connection may last, with what the client takes over its headers; the reply to the
+/// status tool has at most some megabytes.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Request line and headers. A kubelet's probe has about 150 bytes.
 const HEADER_BYTES_MAX: usize = 8 * 1024;
 
 /// Pause after a failed accept: without it, a lack of file descriptors would spin.
-const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Before an address that is taken is tried again.
 const LISTEN_RETRY: Duration = Duration::from_secs(1);
@@ -76,12 +74,9 @@ pub(super) fn metrics(text: String) -> Reply {
 }
 
 /// The answer on paths that do not exist.
-pub(super) fn not_found() -> Reply {
+fn not_found() -> Reply {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
-
-/// Answers a request. It runs on the control plane's thread, so it must not block.
-pub(super) type Handler = Arc<dyn Fn(&Request<Incoming>) -> Reply + Send + Sync>;
 
 /// Listens on `address` for `what`, which `flags` set.
 pub(super) async fn listen(address: SocketAddr, what: &str, flags: &str) -> Result<TcpListener> {
@@ -101,19 +96,20 @@ pub(super) async fn patiently(listen: impl AsyncFn() -> Result<TcpListener>) -> 
     }
 }
 
-/// Serves what `accept` gives for ever. Dropping the future ends all connections.
+/// Serves what `accept` gives for ever, with what `page` gives for a method and a path. That runs
+/// on the control plane's thread, so it must not block. Dropping the future ends all connections.
 pub(super) async fn serve<S: Stream>(
     accept: impl AsyncFn() -> io::Result<S>,
-    handler: Handler,
+    page: impl Fn(&Method, &str) -> Option<Reply> + Send + Sync + 'static,
 ) -> Infallible {
+    let page = Arc::new(page);
     let mut connections = JoinSet::new();
     let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let stream = match accept().await {
             Ok(stream) => stream,
             Err(error) => {
-                let error: &(dyn std::error::Error + 'static) = &error;
-                warn!(error, "cannot accept a connection for health or status");
+                warn!("cannot accept a connection for health or status: {error}");
                 tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 continue;
             }
@@ -125,30 +121,28 @@ pub(super) async fn serve<S: Stream>(
         {
             oldest.abort();
         }
-        let connection = serve_connection(stream, Arc::clone(&handler), HEADER_TIMEOUT);
+        let connection = serve_connection(stream, Arc::clone(&page), CONNECTION_TIMEOUT);
         oldest_first.push_back(connections.spawn(connection));
     }
 }
 
 pub(super) async fn serve_connection(
     stream: impl Stream,
-    handler: Handler,
-    header_timeout: Duration,
+    page: Arc<impl Fn(&Method, &str) -> Option<Reply>>,
+    lasts: Duration,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let reply = handler(&request);
+        let reply = page(request.method(), request.uri().path()).unwrap_or_else(not_found);
         async move { Ok::<_, Infallible>(reply) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(header_timeout)
         .max_buf_size(HEADER_BYTES_MAX)
         .keep_alive(false)
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
-    match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
+    match tokio::time::timeout(lasts, connection).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "a health or status connection failed"),
+        Ok(Err(error)) => debug!("a health or status connection failed: {error}"),
         Err(_elapsed) => debug!("a health or status connection took too long"),
     }
 }

@@ -22,8 +22,7 @@ use tracing_subscriber::Registry;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-use crate::config::options::LogFormat;
-use crate::daemon::log::line::{Fields, Place, Style};
+use crate::daemon::log::line::{Place, Style, Text};
 use crate::daemon::log::queue::Queue;
 
 /// First `-v` that shows `trace`; from 1 on it shows `debug`.
@@ -45,8 +44,9 @@ impl Drop for LogGuard {
 }
 
 /// Starts the log on stderr for the whole program.
-pub(super) fn start(format: LogFormat, verbosity: u8) -> anyhow::Result<LogGuard> {
-    let style = Style { format, process_id: std::process::id(), has_priority: stderr_is_journal() };
+pub(super) fn start(is_json: bool, verbosity: u8) -> anyhow::Result<LogGuard> {
+    let style =
+        Style { is_json, process_id: std::process::id(), has_priority: stderr_is_journal() };
     let (layer, guard) = to_writer(style, verbosity, io::stderr())?;
     tracing::subscriber::set_global_default(Registry::default().with(layer))
         .context("the log is already running")?;
@@ -129,12 +129,12 @@ impl<S: Subscriber> Layer<S> for LogLayer {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let place = Place::of(event.metadata());
         count(place.level);
-        let fields = || {
-            let mut fields = Fields::default();
-            event.record(&mut fields);
-            fields
+        let text = || {
+            let mut text = Text::default();
+            event.record(&mut text);
+            text.0
         };
-        if let Some(line) = self.0.log(place, fields).filter(|_| place.level <= Level::INFO) {
+        if let Some(line) = self.0.log(place, text).filter(|_| place.level <= Level::INFO) {
             remember(&line);
         }
     }

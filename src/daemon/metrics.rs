@@ -122,16 +122,6 @@ impl Metrics {
         self.each("flannel_store_entries_unused", "why", help, of(&store.unused));
         let help = "Store entries that were ignored.";
         self.each("flannel_store_rejected_total", "why", help, of(&store.rejected));
-        let Some(requests) = &store.requests else { return };
-        let name = "flannel_store_request_duration_seconds";
-        let help = "How long the store took to answer, or not to.";
-        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} histogram").ok();
-        for (seconds, count) in &requests.up_to_seconds {
-            writeln!(self.0, "{name}_bucket{{le=\"{seconds}\"}} {count}").ok();
-        }
-        let (count, seconds) = (requests.count, requests.seconds);
-        writeln!(self.0, "{name}_bucket{{le=\"+Inf\"}} {count}").ok();
-        writeln!(self.0, "{name}_sum {seconds}\n{name}_count {count}").ok();
     }
 
     fn workers(&mut self, status: &Status) {

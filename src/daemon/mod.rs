@@ -34,37 +34,30 @@ use std::process::ExitCode;
 
 use tracing::{debug, info, warn};
 
-use crate::config::flags::{self, Outcome};
+use crate::config::flags::{self, Outcome, Variable};
 use crate::config::options::Options;
 use crate::control::timing::Timing;
 
 /// The whole of `weftd`: parses `arguments`, the program's name first, and the environment that
-/// `variable` reads, then runs until stopped.
+/// `variable` reads, then runs until stopped. By `adjust` tests change durations, so that a day
+/// passes within seconds; the program changes nothing.
 pub fn main(
     arguments: impl Iterator<Item = OsString>,
-    variable: impl Fn(&str) -> Option<OsString>,
-) -> ExitCode {
-    main_with(arguments, variable, |_, _| ())
-}
-
-/// As [`main`], with options and durations changed by `adjust`. For tests, in which a day has to
-/// pass within seconds; the programs do not use it.
-pub fn main_with(
-    arguments: impl Iterator<Item = OsString>,
-    variable: impl Fn(&str) -> Option<OsString>,
-    adjust: impl FnOnce(&mut Options, &mut Timing),
+    variable: Variable<'_>,
+    adjust: impl FnOnce(&mut Timing),
 ) -> ExitCode {
     let passed = descriptors::passed();
-    let (mut options, warnings) = match flags::parse(arguments, variable) {
+    let (options, warnings) = match flags::parse(arguments, variable) {
         Outcome::Run(options, warnings) => (options, warnings),
         Outcome::End(text, code) => {
             io::stderr().write_all(text.as_bytes()).ok();
             return ExitCode::from(code);
         }
     };
-    let mut timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
-    adjust(&mut options, &mut timing);
-    let _log = match log::start(options.log_format, options.verbosity) {
+    let Options { renew_margin, stale_hold, .. } = *options;
+    let mut timing = Timing { renew_margin, stale_hold, ..Timing::default() };
+    adjust(&mut timing);
+    let _log = match log::start(options.log_is_json, options.verbosity) {
         Ok(guard) => guard,
         Err(error) => {
             writeln!(io::stderr(), "weftd: {error:#}").ok();

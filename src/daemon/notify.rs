@@ -31,8 +31,7 @@ const LATE_MAX: Duration = Duration::from_secs(5);
 /// Sends `READY=1`, after subnet.env was written and the backend runs.
 pub(super) fn ready() {
     if let Err(error) = send("READY=1", &[]) {
-        let error: &(dyn std::error::Error + 'static) = &error;
-        warn!(error, "cannot tell the service manager READY=1");
+        warn!("cannot tell the service manager READY=1: {error}");
     }
 }
 
@@ -90,13 +89,11 @@ fn watchdog_period(variable: impl Fn(&str) -> Option<String>, pid: u32) -> Optio
 /// Sends `message` with copies of `descriptors`. Without a service manager nothing happens. The
 /// variable stays set, as for flanneld's children.
 pub(super) fn send(message: &str, descriptors: &[OwnedFd]) -> io::Result<()> {
-    match socket() {
-        Some(socket) => send_to(&socket, message.as_bytes(), descriptors),
-        None => {
-            debug!("NOTIFY_SOCKET is not set: nobody is told {message:?}");
-            Ok(())
-        }
-    }
+    let Some(socket) = socket() else {
+        debug!("NOTIFY_SOCKET is not set: nobody is told {message:?}");
+        return Ok(());
+    };
+    send_to(&socket, message.as_bytes(), descriptors)
 }
 
 fn socket() -> Option<OsString> {

@@ -15,11 +15,10 @@ use crate::backend::status::{PlaneState, Workers};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
-use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
-use crate::daemon::http::{self, Handler, Reply};
+use crate::daemon::http::{self, Reply};
 use crate::daemon::lately::{self, CarrierLosses, DropLooks};
 use crate::daemon::running::Running;
 use crate::daemon::{drop_samples, log, metrics, peer_rows, process, verdict};
@@ -37,8 +36,6 @@ const PEERS_LISTED_MAX: usize = 1000;
 #[derive(Debug)]
 pub(super) struct Report {
     control: Arc<ControlStatus>,
-    /// How long the store's answers take, if it is no store of files.
-    request_times: Option<Arc<RequestTimes>>,
     readiness: Readiness,
     settings: Vec<Setting>,
     running: OnceLock<Running>,
@@ -54,10 +51,10 @@ impl Report {
         readiness: Readiness,
         settings: Vec<Setting>,
     ) -> Self {
-        let (control, request_times) = (manager.status(), manager.request_times());
+        let control = manager.status();
         let (running, looks) = (OnceLock::new(), DropLooks::new(Instant::now()));
         let carrier_losses = CarrierLosses::default();
-        Self { control, request_times, readiness, settings, running, looks, carrier_losses }
+        Self { control, readiness, settings, running, looks, carrier_losses }
     }
 
     /// The dataplane runs. Called once.
@@ -78,7 +75,9 @@ impl Report {
                 }
                 let interface = running.view.state.borrow().external.name.clone();
                 // What can't be read now can be at the next look.
-                if let Ok(counted) = netlink::carrier_losses(&interface).await {
+                if let Ok(Some(link)) = netlink::link_named(&interface).await
+                    && let Some(counted) = link.carrier_losses
+                {
                     self.carrier_losses.look(counted, Instant::now());
                 }
             }
@@ -123,11 +122,7 @@ impl Report {
             ready: self.readiness.is_ready(),
             stale: control.cached_as_of_unix.is_some(),
             stale_as_of_unix: control.cached_as_of_unix,
-            store: Store {
-                refused: control.refused(),
-                requests: self.request_times.as_ref().map(|times| times.read()),
-                ..control.store.clone()
-            },
+            store: Store { refused: control.refused(), ..control.store.clone() },
             restart_needed: control.restart_needed,
             cache: control.cache.clone(),
             peers: control.peers,
@@ -173,11 +168,9 @@ impl Report {
         let listen = async || http::listen(address, "metrics", "--metrics-address").await;
         let listener = http::patiently(listen).await;
         info!("Metrics on http://{address}/metrics");
-        let handler: Handler = Arc::new(move |request| match request.uri().path() {
-            "/metrics" => http::metrics(self.metrics()),
-            _ => http::not_found(),
-        });
-        http::serve(async || Ok(listener.accept().await?.0), handler).await
+        let page =
+            move |_: &_, path: &str| (path == "/metrics").then(|| http::metrics(self.metrics()));
+        http::serve(async || Ok(listener.accept().await?.0), page).await
     }
 
     /// The first line of `weft status`, without its age.

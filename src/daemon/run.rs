@@ -22,15 +22,15 @@ use crate::backend::handover::Handover;
 use crate::backend::running::Backend;
 use crate::backend::status::PlaneState;
 use crate::config::options::Options;
-use crate::config::subnet_file::{Previous, SubnetFile};
+use crate::config::subnet_file::Previous;
 use crate::control::changes::next_change;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
 use crate::daemon::begin::{Begun, Start, read_previous, unless_taken};
-use crate::daemon::cache_writer::{CacheWriter, cache_path};
-use crate::daemon::configured::{Configured, Former, MANAGER_PHRASE};
+use crate::daemon::cache_writer::CacheWriter;
+use crate::daemon::configured::{Former, MANAGER_PHRASE};
 use crate::daemon::health::{self, Readiness};
 use crate::daemon::port_guard::PortGuard;
 use crate::daemon::report::Report;
@@ -303,7 +303,7 @@ async fn work(
         port_guard.check().await?;
     }
     backend.carries(handover);
-    let writer = subnet_writer(options, plan.network.network, subnet, &plane.borrow());
+    let writer = SubnetWriter::new(options, plan.network.network, subnet, plane.borrow().mtu_bytes);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
     former.replace(Some(Former {
         plan: plan.clone(),
@@ -327,7 +327,7 @@ async fn work(
     notify::ready();
     let limits = limits::keep(plan.settings.kind(), options, rule_state.clone(), writer.state());
     let ready = keep_readiness(run, manager, writer.state(), plane.clone(), rule_state);
-    let cache = cache_writer(options, manager, &plan);
+    let cache = CacheWriter::of(options, &plan.network, manager.status());
     manager.go_by(&plan.network);
     let keep_cache = cache.clone().map(|cache| cache.keep(manager.known()));
     tokio::select! {
@@ -342,33 +342,11 @@ async fn work(
         Some(never) = OptionFuture::from(keep_cache) => match never {},
         never = guard.keep(attributes.clone()) => match never {},
         never = manager.watch_alarms() => match never {},
-        end = carry(manager, held, options.renew_margin, backend, attributes, peers) => {
+        end = carry(manager, held, backend, attributes, peers) => {
             cache.iter().for_each(|cache| cache.forget());
             bail!("{}", describe_end(end))
         }
     }
-}
-
-fn subnet_writer<'a>(
-    options: &'a Options,
-    network: Prefix,
-    subnet: Prefix,
-    plane: &PlaneState,
-) -> SubnetWriter<'a> {
-    let (mtu_bytes, masquerade) = (plane.mtu_bytes, options.rules.masquerade);
-    let file = SubnetFile { network, subnet, mtu_bytes, masquerade };
-    SubnetWriter::new(&options.subnet_file, file)
-}
-
-fn cache_writer(
-    options: &Options,
-    manager: &SubnetManager,
-    plan: &Configured,
-) -> Option<Arc<CacheWriter>> {
-    options.start_from_cache.then(|| {
-        let (path, store) = (cache_path(&options.subnet_file), options.store.identity());
-        Arc::new(CacheWriter::new(path, store, plan.network.clone(), manager.status()))
-    })
 }
 
 /// `/readyz` is green while the subnet file is written and the plane is up, and rules were set; and
@@ -405,7 +383,6 @@ async fn keep_readiness(
 async fn carry(
     manager: &SubnetManager,
     held: Held,
-    renew_margin: Duration,
     mut backend: Backend,
     attributes: watch::Receiver<LeaseAttributes>,
     peers: watch::Sender<Arc<Peers>>,
@@ -413,7 +390,7 @@ async fn carry(
     let _end = LogEnd;
     let leases = peers.subscribe();
     let end = tokio::select! {
-        end = manager.run(held, renew_margin, &peers, attributes) => end,
+        end = manager.run(held, &peers, attributes) => end,
         never = backend.run(leases) => match never {},
     };
     backend.let_go();

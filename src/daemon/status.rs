@@ -2,12 +2,11 @@
 //! `weft` tool. The caller provides the pages.
 
 use std::convert::Infallible;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -22,12 +21,11 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use crate::daemon::http::{self, Handler, Reply, Stream};
+use crate::config::whole_file;
+use crate::daemon::http::{self, Reply, Stream};
 
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
-/// Mode of directories that are missing; the umask applies.
-const DIRECTORY_MODE: u32 = 0o755;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
@@ -50,13 +48,12 @@ impl PrivateSocket {
     /// inside a tokio runtime.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         remove_stale(path)?;
+        let directory = whole_file::directory_of(path);
+        whole_file::make_directory(directory).with_context(|| unusable(path))?;
         Self::listen(path).with_context(|| unusable(path))
     }
 
     fn listen(path: &Path) -> io::Result<Self> {
-        if let Some(directory) = path.parent() {
-            DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)?;
-        }
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
         // The file inherits the mode of the socket (unix_bind_bsd in net/unix/af_unix.c), so at
         // no time may others connect.
@@ -79,12 +76,11 @@ impl PrivateSocket {
         self,
         page: impl Fn(&str) -> Option<Reply> + Send + Sync + 'static,
     ) -> Infallible {
-        let handler: Handler = Arc::new(move |request| match page(request.uri().path()) {
-            None => http::not_found(),
-            Some(reply) if request.method() == Method::GET => reply,
-            Some(_) => http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n"),
-        });
-        http::serve(async || self.accept().await, handler).await
+        let only_get = move |method: &Method, path: &str| match page(path)? {
+            reply if method == Method::GET => Some(reply),
+            _ => Some(http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n")),
+        };
+        http::serve(async || self.accept().await, only_get).await
     }
 }
 

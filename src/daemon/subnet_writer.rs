@@ -10,10 +10,12 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::backend::status::PlaneState;
+use crate::config::options::Options;
 use crate::config::subnet_file::SubnetFile;
 use crate::control::changes::next_change;
 use crate::control::own_thread::on_own_thread;
 use crate::failure::{LogOnce, with_causes};
+use crate::route::Prefix;
 use crate::status::SubnetFile as Written;
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
@@ -28,8 +30,16 @@ pub(super) struct SubnetWriter<'a> {
 }
 
 impl<'a> SubnetWriter<'a> {
-    /// Will keep `file` at `path`, and tries to write it at once, before readiness is reported.
-    pub(super) fn new(path: &'a Path, file: SubnetFile) -> Self {
+    /// Will keep the file that says that pods of `subnet` reach all of `network`, and tries to
+    /// write it at once, before readiness is reported.
+    pub(super) fn new(
+        options: &'a Options,
+        network: Prefix,
+        subnet: Prefix,
+        mtu_bytes: u32,
+    ) -> Self {
+        let (path, masquerade) = (&options.subnet_file, options.rules.masquerade);
+        let file = SubnetFile { network, subnet, mtu_bytes, masquerade };
         let written = watch::Sender::default();
         let mut writer = Self { path, file, written, told: LogOnce::default() };
         writer.note(&file.write(path).map_err(anyhow::Error::from));

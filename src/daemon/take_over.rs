@@ -39,6 +39,8 @@ use tracing::{info, warn};
 
 use crate::backend::handover::{Handover, Offered, Owner};
 use crate::config::options::{NEXT_SOCKET_SUFFIX, Options};
+use crate::config::whole_file;
+use crate::daemon::http::ACCEPT_RETRY_PAUSE;
 use crate::daemon::notify::{self, AT_ONCE_MAX, send_with};
 use crate::daemon::status::PrivateSocket;
 use crate::failure::LogOnce;
@@ -63,9 +65,6 @@ const STAND_BY_LOOK: Duration = Duration::from_secs(1);
 /// After which the running one says that it still waits for the new one to carry packets.
 const START_USUAL: Duration = Duration::from_secs(60);
 
-/// Pause after a failed accept: without it, a lack of file descriptors would spin.
-const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
-
 const GO: u8 = b'g';
 const RUNNING: u8 = b'r';
 /// With the descriptors: the first of them is the lock of the subnet file, or there is none.
@@ -88,9 +87,7 @@ pub(super) struct Predecessor(UnixStream);
 
 /// Where the weftd with this status socket is asked.
 pub(super) fn socket_beside(status_socket: &Path) -> PathBuf {
-    let mut path = status_socket.as_os_str().to_owned();
-    path.push(NEXT_SOCKET_SUFFIX);
-    path.into()
+    whole_file::with_suffix(status_socket, NEXT_SOCKET_SUFFIX)
 }
 
 /// Goes on with the tunnel that the service manager has `passed`, or that the running weftd hands

@@ -103,8 +103,8 @@ pub fn select(
             return Ok(interface);
         }
     }
-    if let Some(destination) = can_reach {
-        let found = search.by_path(*destination, path);
+    if let Some((destination, path)) = can_reach.zip(path) {
+        let found = search.by_path(destination, path);
         if let Some(interface) = search.take(&destination.to_string(), found) {
             return Ok(interface);
         }
@@ -188,15 +188,9 @@ impl<'a> Search<'a> {
         Ok(Choice { link: link.ok_or_else(missing)?, address: None })
     }
 
-    fn by_path(
-        &mut self,
-        destination: IpAddr,
-        path: Option<Found<PathToHost>>,
-    ) -> Found<Choice<'a>> {
+    fn by_path(&mut self, destination: IpAddr, path: Found<PathToHost>) -> Found<Choice<'a>> {
         self.notes
             .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
-        let not_asked = || Err("the kernel was not asked".to_owned());
-        let path = path.unwrap_or_else(not_asked);
         let found = path.and_then(|path| {
             let address = path.preferred_source;
             Ok(Choice { link: self.link(path.interface_index)?, address })

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::config::lock_file::{self, LockFile};
-use crate::config::whole_file::{FileError, failed};
+use crate::config::whole_file::{self, FileError, failed};
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".lock";
@@ -61,10 +61,7 @@ impl DaemonLock {
     /// Never waits for another holder.
     pub fn acquire(subnet_file: &Path) -> Result<Self, LockError> {
         let path = lock_path(subnet_file)?;
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)
-                .map_err(|error| failed("make the directory", directory, error))?;
-        }
+        whole_file::make_directory(whole_file::directory_of(&path))?;
         let locked = lock_file::try_lock(&path).map_err(|error| failed("lock", &path, error))?;
         let file = locked.ok_or_else(|| taken(subnet_file, &path))?;
         let lock = Self { file, path };
@@ -128,10 +125,10 @@ impl Drop for DaemonLock {
 }
 
 fn lock_path(subnet_file: &Path) -> Result<PathBuf, LockError> {
-    let name = subnet_file.file_name();
-    let mut name = name.ok_or_else(|| LockError::NoFileName(subnet_file.to_owned()))?.to_owned();
-    name.push(SUFFIX);
-    Ok(subnet_file.with_file_name(name))
+    match subnet_file.file_name() {
+        Some(_) => Ok(whole_file::with_suffix(subnet_file, SUFFIX)),
+        None => Err(LockError::NoFileName(subnet_file.to_owned())),
+    }
 }
 
 /// The pid in a lock file whose holder lives.

@@ -65,32 +65,19 @@ pub async fn links() -> Result<Vec<Link>> {
 
 /// The link with this name, `None` if there is no such link.
 pub async fn link_named(name: &str) -> Result<Option<Link>> {
-    match of_link(name, "the link", decode::link).await {
+    let mut query = link_query();
+    query.attributes.push(LinkAttribute::IfName(name.to_owned()));
+    match ask_for(format!("read link {name}"), "the link", GetLink(query), decode::link).await {
         Err(error) if error.is_already_gone() => Ok(None),
         answer => answer.map(Some),
     }
-}
-
-/// How often the link with this name has lost its carrier since it was made (Linux 4.16).
-pub async fn carrier_losses(name: &str) -> Result<u32> {
-    of_link(name, "its losses", decode::carrier_losses).await
-}
-
-async fn of_link<T>(
-    name: &str,
-    missing: &'static str,
-    decode: impl FnMut(&RouteNetlinkMessage) -> Option<T>,
-) -> Result<T> {
-    let mut query = link_query();
-    query.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    ask_for(format!("read link {name}"), missing, GetLink(query), decode).await
 }
 
 /// The link with this name, which was there a moment ago.
 pub async fn link_just_made(name: &str) -> Result<Link> {
     let missing = "the link, which was just made";
     let operation = format!("read link {name}");
-    link_named(name).await?.ok_or(NetlinkError::Incomplete { operation, missing })
+    link_named(name).await?.ok_or(NetlinkError::Incomplete(operation, missing))
 }
 
 /// All IPv4 addresses, in the kernel's order.
@@ -250,7 +237,7 @@ async fn ask_for<T>(
 ) -> Result<T> {
     let (messages, _) = answer(&operation, socket(), request, NLM_F_ACK, |_| true).await?;
     let found = messages.iter().find_map(decode);
-    found.ok_or(NetlinkError::Incomplete { operation, missing })
+    found.ok_or(NetlinkError::Incomplete(operation, missing))
 }
 
 async fn list(operation: &str, request: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {

@@ -46,12 +46,9 @@ pub enum NodeLockError {
         /// The other daemon, unless it is in a pid namespace that cannot be seen from here.
         pid: Option<i32>,
     },
-    /// A process that is no weftd has the name; any user may take one.
-    #[error("its name is taken by {}, not by a weftd", describe_user(*user))]
-    Squatted {
-        /// Their user id, if known.
-        user: Option<u32>,
-    },
+    /// A process that is no weftd has the name, of this user, if known; any user may take one.
+    #[error("its name is taken by {}, not by a weftd", describe_user(*.0))]
+    Squatted(Option<u32>),
     /// The kernel refuses such sockets.
     #[error("cannot bind an abstract unix socket")]
     Unusable(#[source] io::Error),
@@ -129,11 +126,11 @@ fn read_name(line: &str) -> Option<(String, Ipv4Addr)> {
 /// Who has `name`. Only a process of root or of this user is taken for a daemon.
 async fn holder(name: &str, public_ip: Ipv4Addr) -> NodeLockError {
     let Ok(Ok(stream)) = timeout(ANSWER_TIMEOUT, UnixStream::connect(name)).await else {
-        return NodeLockError::Squatted { user: None };
+        return NodeLockError::Squatted(None);
     };
-    let Ok(peer) = stream.peer_cred() else { return NodeLockError::Squatted { user: None } };
+    let Ok(peer) = stream.peer_cred() else { return NodeLockError::Squatted(None) };
     if peer.uid() != 0 && peer.uid() != rustix::process::geteuid().as_raw() {
-        return NodeLockError::Squatted { user: Some(peer.uid()) };
+        return NodeLockError::Squatted(Some(peer.uid()));
     }
     NodeLockError::Taken { public_ip, pid: peer.pid().filter(|pid| *pid > 0) }
 }
@@ -223,6 +220,6 @@ time.sleep(60)";
         let error = NodeLock::acquire(&store, NODE).await.unwrap_err();
         nobody.kill().unwrap();
         nobody.wait().unwrap();
-        assert!(matches!(error, NodeLockError::Squatted { user: Some(65_534) }), "{error}");
+        assert!(matches!(error, NodeLockError::Squatted(Some(65_534))), "{error}");
     }
 }

@@ -25,17 +25,14 @@ pub enum OverlayError {
     /// The device does not exist (any more).
     #[error("the overlay device {0} does not exist")]
     DeviceGone(LinkId),
-    /// Somebody else has a route to the overlay network.
+    /// Somebody else has a route to the overlay network, as `ip route` would show it.
     #[error(
-        "the host already has a route to the overlay network, which takes its packets: {route}; if \
+        "the host already has a route to the overlay network, which takes its packets: {0}; if \
          another flanneld or weftd keeps it, stop that one; if nobody does, remove it \
-         (weft cleanup, or ip route del {route}), give it a metric above 0, or choose another \
+         (weft cleanup, or ip route del {0}), give it a metric above 0, or choose another \
          Network"
     )]
-    ForeignRoute {
-        /// The route as `ip route` would show it.
-        route: String,
-    },
+    ForeignRoute(String),
     /// The kernel could not be asked or refused.
     #[error("cannot bring the overlay device into its state")]
     Netlink(#[from] NetlinkError),
@@ -139,7 +136,7 @@ impl Overlay {
     pub async fn check(desired: &OverlayDesired) -> Result<(), OverlayError> {
         let (listing, diff) = desired.look(None).await?;
         match diff.foreign_routes.first() {
-            Some(route) => Err(OverlayError::ForeignRoute { route: spell(route, &listing.links) }),
+            Some(route) => Err(OverlayError::ForeignRoute(spell(route, &listing.links))),
             None => Ok(()),
         }
     }

@@ -27,6 +27,8 @@ pub struct Link {
     pub is_up: bool,
     /// Whether anything is at its other end (`IFF_LOWER_UP`): of a TUN device, a process.
     pub has_carrier: bool,
+    /// How often it has lost that since it was made (Linux 4.16).
+    pub carrier_losses: Option<u32>,
     /// Whether it leads nowhere but back (`IFF_LOOPBACK`).
     pub is_loopback: bool,
     /// Whether it is a bridge.

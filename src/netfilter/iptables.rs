@@ -2,7 +2,7 @@
 //! Pure.
 
 use crate::netfilter::diff::{ListedChain, Repair, Trigger, compare};
-use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
+use crate::netfilter::rules::{Chain, KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 
 /// Where the rules of a purpose live, by flannel's names.
 pub(super) struct Place {
@@ -82,11 +82,7 @@ fn take_line(line: &str, place: &Place, own: &mut ListedChain<String>, jumps: &m
 
 /// Input for `iptables-restore --noflush` that corrects the chains of `wanted`; `None` if they are
 /// correct. Each table changes atomically: there is no moment without rules.
-pub fn transaction(
-    wanted: &[(Purpose, Vec<Rule>)],
-    found: &SavedRules,
-    trigger: Trigger,
-) -> Option<String> {
+pub fn transaction(wanted: &[Chain], found: &SavedRules, trigger: Trigger) -> Option<String> {
     let tables = wanted.iter().filter_map(|(purpose, rules)| {
         let place = place(*purpose);
         let (own, jumps) = &found.chains[*purpose as usize];

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::netfilter::diff::{ListedChain, Repair, Trigger, compare};
-use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
+use crate::netfilter::rules::{Chain, KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 
 /// The table of our rules, by flannel's name.
 pub const TABLE: &str = "flannel-ipv4";
@@ -121,11 +121,7 @@ pub fn objects(json: &str) -> Result<Vec<(String, Value)>, ListError> {
 
 /// Input for `nft -f` that corrects the chains of `wanted`; `None` if they are correct. It is
 /// applied atomically: there is no moment without rules.
-pub fn transaction(
-    wanted: &[(Purpose, Vec<Rule>)],
-    found: &ListedRules,
-    trigger: Trigger,
-) -> Option<String> {
+pub fn transaction(wanted: &[Chain], found: &ListedRules, trigger: Trigger) -> Option<String> {
     let chains = wanted.iter().map(|(purpose, rules)| {
         let found = &found.chains[*purpose as usize];
         let repair = compare(rules, found, is_printed_as, trigger);

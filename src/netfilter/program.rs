@@ -50,13 +50,8 @@ pub enum ProgramError {
     #[error("{} is not in PATH: install the package {}", .0.name, .0.package)]
     Missing(Program),
     /// It could not be started or talked to.
-    #[error("cannot run {program}")]
-    Run {
-        /// Its name.
-        program: &'static str,
-        /// The system's reason.
-        source: io::Error,
-    },
+    #[error("cannot run {0}")]
+    Run(&'static str, #[source] io::Error),
     /// Another program holds the lock of xtables.
     #[error(
         "another program holds the lock of iptables (/run/xtables.lock) for more than \
@@ -64,11 +59,8 @@ pub enum ProgramError {
     )]
     Locked,
     /// It did not end.
-    #[error("{program} was ended, because it took more than {} s", RUN_TIMEOUT.as_secs())]
-    TimedOut {
-        /// Its name.
-        program: &'static str,
-    },
+    #[error("{0} was ended, because it took more than {limit} s", limit = RUN_TIMEOUT.as_secs())]
+    TimedOut(&'static str),
     /// It failed.
     #[error("{program} failed ({status}): {complaint}{}", hint(complaint))]
     Refused {
@@ -91,9 +83,9 @@ impl ProgramError {
     /// Whether the same request may well succeed a moment later.
     pub fn is_passing(&self) -> bool {
         match self {
-            Self::Locked | Self::TimedOut { .. } => true,
+            Self::Locked | Self::TimedOut(_) => true,
             // Short of processes or memory.
-            Self::Run { source, .. } => {
+            Self::Run(_, source) => {
                 matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory)
             }
             Self::Missing(_) | Self::Refused { .. } => false,
@@ -114,7 +106,7 @@ impl Program {
     /// It is killed when the future is dropped: each of them changes the kernel's rules in one
     /// step or not at all.
     pub async fn run(self, arguments: &[&str], input: &str) -> Result<String, ProgramError> {
-        let failed = |source| ProgramError::Run { program: self.name, source };
+        let failed = |source| ProgramError::Run(self.name, source);
         let mut command = Command::new(self.name);
         command.args(arguments).env_clear().env("LC_ALL", "C");
         command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
@@ -128,7 +120,7 @@ impl Program {
         })?;
         let Output { status, stdout, stderr } = timeout(RUN_TIMEOUT, talk(child, input))
             .await
-            .map_err(|_elapsed| ProgramError::TimedOut { program: self.name })?
+            .map_err(|_elapsed| ProgramError::TimedOut(self.name))?
             .map_err(failed)?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&stdout).into_owned());
@@ -177,7 +169,7 @@ mod tests {
     fn a_shortage_passes_and_a_missing_right_does_not() {
         let run = |errno: i32| {
             let source = io::Error::from_raw_os_error(errno);
-            ProgramError::Run { program: "nft", source }.is_passing()
+            ProgramError::Run("nft", source).is_passing()
         };
         // EAGAIN, ENOMEM, EACCES.
         assert_eq!([11, 12, 13].map(run), [true, true, false]);

@@ -24,9 +24,12 @@ pub struct Wanted {
     pub random_ports: bool,
 }
 
+/// The rules of one chain, in their order.
+pub type Chain = (Purpose, Vec<Rule>);
+
 impl Wanted {
     /// What is wanted, with the rules of each in their order.
-    pub fn chains(&self) -> Vec<(Purpose, Vec<Rule>)> {
+    pub fn chains(&self) -> Vec<Chain> {
         let is_wanted = |purpose: &Purpose| match purpose {
             Purpose::Masquerade => self.masquerade,
             Purpose::Forward => self.forward,

@@ -168,20 +168,6 @@ pub struct Store {
     pub subnet_refused: bool,
     /// That other subnet, if it can be used.
     pub refused_subnet: Option<Prefix>,
-    /// How long the store took to answer, if it is no store of files. Since schema 2.
-    pub requests: Option<Requests>,
-}
-
-/// Requests by how long they took.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Requests {
-    /// Pairs of seconds, and how many requests took no longer.
-    pub up_to_seconds: Vec<(f64, u64)>,
-    /// All of them.
-    pub count: u64,
-    /// How long they took together.
-    pub seconds: f64,
 }
 
 /// Writing of the cache.

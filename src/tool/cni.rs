@@ -25,9 +25,13 @@ const STATE: &str = "/var/lib/cni/flannel";
 /// Only root makes pods.
 const STATE_MODE: Mode = Mode::from_raw_mode(0o600);
 const PROGRAM_MODE: Mode = Mode::from_raw_mode(0o755);
+/// The kubelet, the container runtime and people read it.
+const CONFIGURATION_MODE: Mode = Mode::from_raw_mode(0o644);
 
 /// Far beyond the configuration of one pod.
 const STATE_BYTES_MAX: u64 = 1 << 20;
+/// Far beyond any network configuration list or system call profile.
+const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
 /// What a runtime is told that asks; the result of an ADD is the other plugin's.
 const VERSIONS: &str = "{\"cniVersion\":\"1.0.0\",\"supportedVersions\":\
@@ -63,6 +67,19 @@ pub(super) fn install(place: &Path) -> anyhow::Result<String> {
     let program = fs::read("/proc/self/exe").context("cannot read this program")?;
     whole_file::write_for_others(place, &program, PROGRAM_MODE)?;
     Ok(format!("{} is in place\n", place.display()))
+}
+
+/// Checks and places `source`, a configuration, at `destination`, for the container that prepares a
+/// node: a runtime that reads the directory meanwhile sees the old file or the new one. Gives one
+/// line for the log.
+pub(super) fn install_configuration(source: &Path, destination: &Path) -> anyhow::Result<String> {
+    let bytes = whole_file::read(source, CONFIGURATION_BYTES_MAX)?;
+    let bytes = bytes.with_context(|| format!("there is no {}", source.display()))?;
+    // A damaged file in place would take the node's network away; the old one stays instead.
+    serde_json::from_slice::<serde::de::IgnoredAny>(&bytes)
+        .with_context(|| format!("{} is not copied: it is not JSON", source.display()))?;
+    whole_file::write_for_others(destination, &bytes, CONFIGURATION_MODE)?;
+    Ok(format!("{} is in place, from {}\n", destination.display(), source.display()))
 }
 
 /// Does what the runtime asks for. The other plugin prints its own result; an error is printed as
@@ -321,5 +338,43 @@ mod tests {
         fs::write(node.path("bridge"), "#!/bin/sh\nexit 7\n").unwrap();
         assert_eq!(node.call("DEL", &asked).unwrap(), 7);
         assert!(node.path("state/c1").exists());
+    }
+
+    #[test]
+    fn file_is_replaced_whole_and_world_readable() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, destination) =
+            (directory.path().join("cni-conf.json"), directory.path().join("net.d/10.conflist"));
+        fs::write(&source, r#"{"name":"cbr0"}"#).unwrap();
+        let line = install_configuration(&source, &destination).unwrap();
+        assert!(line.contains("10.conflist"), "{line}");
+        fs::write(&source, r#"{"name":"cbr1"}"#).unwrap();
+        install_configuration(&source, &destination).unwrap();
+        assert_eq!(fs::read_to_string(&destination).unwrap(), r#"{"name":"cbr1"}"#);
+        let mode = fs::metadata(&destination).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o644);
+        let names = fs::read_dir(destination.parent().unwrap()).unwrap().count();
+        assert_eq!(names, 1, "something was left beside the file");
+        // Installers leave the directories of CNI to other users; only root can.
+        if std::os::unix::fs::chown(destination.parent().unwrap(), Some(1000), None).is_ok() {
+            install_configuration(&source, &destination).unwrap();
+        }
+    }
+
+    #[test]
+    fn missing_or_broken_source_keeps_old_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, destination) = (directory.path().join("a"), directory.path().join("b"));
+        fs::write(&destination, "{}").unwrap();
+        let error = install_configuration(&source, &destination).unwrap_err().to_string();
+        assert!(error.contains(&source.display().to_string()), "{error}");
+        fs::write(&source, r#"{"name":"#).unwrap();
+        assert!(
+            install_configuration(&source, &destination)
+                .unwrap_err()
+                .to_string()
+                .contains("not JSON")
+        );
+        assert_eq!(fs::read_to_string(&destination).unwrap(), "{}");
     }
 }

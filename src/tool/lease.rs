@@ -55,7 +55,7 @@ async fn answer(command: LeaseCommand) -> anyhow::Result<String> {
 /// The store that a weftd with these flags, and with the variables of this environment, would use.
 async fn open(store: &StoreArguments) -> anyhow::Result<SubnetManager> {
     let words = std::iter::once(OsString::from("weftd")).chain(store.flags.iter().cloned());
-    let options = match flags::parse(words, |name| std::env::var_os(name)) {
+    let options = match flags::parse(words, &|name| std::env::var_os(name)) {
         Outcome::Run(options, warnings) => {
             for warning in warnings {
                 writeln!(io::stderr(), "weft: {warning}").ok();

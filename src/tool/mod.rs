@@ -12,7 +12,6 @@ mod config;
 mod drops;
 mod echo;
 mod explain;
-mod install_conf;
 mod lease;
 mod pcapng;
 mod peers;
@@ -98,7 +97,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Log(daemon) => page(&daemon.socket, "/log")?,
         Command::Metrics(daemon) => page(&daemon.socket, "/metrics")?,
         Command::Cleanup { subnet_file } => cleanup::run(&subnet_file)?,
-        Command::InstallConf { file, place } => install_conf::copy(&file, &place)?,
+        Command::InstallConf { file, place } => cni::install_configuration(&file, &place)?,
         Command::InstallCni { place } => cni::install(&place)?,
         Command::Cni => return Ok(cni::run()),
         Command::Completions { shell } => completions(shell),

@@ -13,7 +13,7 @@ pub(super) fn or_refused<T>(
 ) -> Result<Result<T, io::Error>, NetlinkError> {
     match answer {
         Ok(answer) => Ok(Ok(answer)),
-        Err(NetlinkError::Refused { source, .. }) => Ok(Err(source)),
+        Err(NetlinkError::Refused(_, source)) => Ok(Err(source)),
         Err(error) => Err(error),
     }
 }

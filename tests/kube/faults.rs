@@ -132,7 +132,7 @@ async fn connections_of_the_address_before_are_left_at_once() {
     let own = host.acquire(1).await.unwrap();
     let (sender, peers) = watch::channel(Arc::default());
     let (attributes, said) = watch::channel(own.lease.attributes.clone());
-    let run = async { host.manager.run(Held::Leased(own), control::MARGIN, &sender, said).await };
+    let run = async { host.manager.run(Held::Leased(own), &sender, said).await };
     let follow = async {
         for number in 2..5 {
             // The relay keeps what was silent, which the API takes for live.
@@ -170,7 +170,7 @@ async fn changed_config_map_is_reported_while_the_api_is_away() {
     host.manager.go_by(&NetworkConfig::parse(NET_CONF.as_bytes()).unwrap());
     let file = host.files.path().join("net-conf.json");
     let own = host.acquire(1).await.unwrap();
-    let running = control::Running::start(host.manager, own, control::MARGIN);
+    let running = control::Running::start(host.manager, own);
     eventually("the watch is open", || api.watches() == 1).await;
     for _ in 0..1000 {
         api.fail(What::List, Fault::Status(500, None));

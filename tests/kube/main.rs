@@ -43,7 +43,7 @@ fn options(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> 
     let net_conf = format!("--net-config-path={}", net_conf.display());
     let all =
         ["weftd", "--kube-subnet-mgr", &net_conf].into_iter().chain(arguments.iter().copied());
-    let outcome = flags::parse(all.map(OsString::from), |name| {
+    let outcome = flags::parse(all.map(OsString::from), &|name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| OsString::from(value))
     });
@@ -77,7 +77,7 @@ impl Host {
     /// Acquires, and follows the others from then on.
     async fn start(self, public_ip: u8) -> control::Running {
         let own = self.acquire(public_ip).await.unwrap();
-        control::Running::start(self.manager, own, control::MARGIN)
+        control::Running::start(self.manager, own)
     }
 
     async fn acquire(

@@ -149,7 +149,7 @@ async fn annotation_prefix_applies_to_reads_and_writes() {
     let network = weft::config::network::NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
     let first = host("n1").await;
     let own = first.acquire(&network, &address(1)).await.unwrap();
-    let mut first = control::Running::start(first, own, control::MARGIN);
+    let mut first = control::Running::start(first, own);
     host("n2").await.acquire(&network, &address(2)).await.unwrap();
     assert_eq!(api.annotations("n2")["a.example/blue-public-ip"], "192.0.2.2");
     first.wait_for_peers(&["192.0.2.2"], SOON, "peers of another prefix are seen").await;
@@ -303,7 +303,7 @@ async fn node_from_pod_flag_leaves_condition_alone() {
     let manager = manager.with_timing(Timing::default());
     let network = weft::config::network::NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
     let own = manager.acquire(&network, &address(1)).await.unwrap();
-    let running = control::Running::start(manager, own, control::MARGIN);
+    let running = control::Running::start(manager, own);
     running.manager.network_is_up();
     sleep(Duration::from_millis(300)).await;
     let conditions = api.node("worker.example")["status"]["conditions"].to_string();

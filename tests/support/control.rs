@@ -23,8 +23,6 @@ use super::pace::{Stopwatch, within};
 
 /// flannel's default.
 pub const PREFIX: &str = "/coreos.com/network";
-/// When to renew: flannel's default.
-pub const MARGIN: Duration = Duration::from_secs(3600);
 
 pub fn options(endpoints: &[&str]) -> EtcdOptions {
     EtcdOptions {
@@ -99,7 +97,8 @@ pub fn subnet_path(key: &str) -> String {
 
 /// Leases short enough to lapse within a test.
 pub fn short_leases() -> Timing {
-    Timing { lease_ttl: Duration::from_secs(4), ..Timing::default() }
+    let (lease_ttl, renew_margin) = (Duration::from_secs(4), Duration::from_secs(2));
+    Timing { lease_ttl, renew_margin, ..Timing::default() }
 }
 
 /// A daemon's control plane that runs on.
@@ -110,13 +109,13 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn start(manager: SubnetManager, own: OwnLease, margin: Duration) -> Self {
+    pub fn start(manager: SubnetManager, own: OwnLease) -> Self {
         let manager = Arc::new(manager);
         let (sender, peers) = watch::channel(Arc::default());
         let (_fixed, attributes) = watch::channel(own.lease.attributes.clone());
         let runner = Arc::clone(&manager);
         let held = Held::Leased(own);
-        let task = tokio::spawn(async move { runner.run(held, margin, &sender, attributes).await });
+        let task = tokio::spawn(async move { runner.run(held, &sender, attributes).await });
         Self { peers, task, manager }
     }
 

@@ -7,7 +7,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "control",
         &[
-            &["backoff", "changes", "clock", "own_thread", "rejected", "request_times"],
+            &["backoff", "changes", "clock", "own_thread", "rejected"],
             &["lease"],
             &["error", "choose", "peers"],
             &["identity", "snapshot"],
@@ -34,7 +34,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["network", "options"],
             &["value"],
             &["flag_table"],
-            &["build_kube", "go_flags"],
+            &["go_flags"],
             &["build"],
             &["flags"],
         ],
@@ -145,7 +145,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "tool",
         &[
-            &["arguments", "ask", "cni", "install_conf", "pcapng", "refusal", "style"],
+            &["arguments", "ask", "cni", "pcapng", "refusal", "style"],
             &["cleanup", "drops", "echo", "table"],
             &["config", "explain/kernel", "lease", "peers"],
             &["explain"],
@@ -153,8 +153,8 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["cluster", "check/finding", "check/firewall", "check/read/arp"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],
             &["check/checks/network", "check/read/endpoints", "check/read/process"],
-            &["check/checks/kernel", "check/read/daemon", "check/read/sockets"],
-            &["check/checks/daemon", "check/checks/process", "check/checks/stores"],
+            &["check/checks/kernel", "check/read/sockets"],
+            &["check/checks/daemon", "check/checks/process"],
             &["check/checks/ways"],
             &["check/checks", "check/read"],
             &["check"],

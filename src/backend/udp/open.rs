@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use crate::backend::error::StartError;
 use crate::backend::setup::{Claim, Setup};
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice, SourcePortsChoice};
+use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
 use crate::control::lease::LeaseAttributes;
 use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
@@ -83,12 +83,12 @@ pub(crate) async fn reserve(
     claim: Claim<'_>,
 ) -> Result<UdpReserved, StartError> {
     let Claim { external, network, previous_subnet, dataplane, handover } = claim;
-    let DataplaneOptions { mut offload, workers, source_ports, fast_path, .. } = dataplane;
+    let DataplaneOptions { mut offload, workers, fast_path, .. } = dataplane;
     let is_kept = dataplane.keep_tunnel;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
-    let has_sources = source_ports == SourcePortsChoice::Auto && worker_count.get() > 1;
+    let has_sources = !dataplane.has_one_source_port && worker_count.get() > 1;
     let address = SocketAddrV4::new(external.address, settings.port);
     let owner = Owner { port: settings.port, network };
     let inherited = tun_device::inherit(handover, owner, address, offload, worker_count).await?;

@@ -20,7 +20,7 @@ use crate::backend::handover::{Handover, Offered};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::{OffloadChoice, PriorityChoice};
+use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunnelSocket};
 use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
@@ -91,7 +91,7 @@ impl Tunnel {
             subnet,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
             engine: team::settle_engine(setup.dataplane.engine),
-            comes_first: setup.dataplane.worker_priority == PriorityChoice::Auto,
+            comes_first: !setup.dataplane.workers_are_ordinary,
             routes,
             is_strict: setup.dataplane.is_peer_check_strict,
             ends: ends_sender,
@@ -184,7 +184,7 @@ impl Tunnel {
                 self.host.look_now();
             }
             Err(OverlayError::Netlink(error)) => self.host.fail(&error),
-            Err(OverlayError::ForeignRoute { .. }) => self.host.finish(false),
+            Err(OverlayError::ForeignRoute(_)) => self.host.finish(false),
         }
         self.report_up();
     }

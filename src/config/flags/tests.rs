@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::options::{
-    EngineChoice, EtcdOptions, LogFormat, OffloadChoice, RuleOptions, StoreOptions, WorkersChoice,
+    EngineChoice, EtcdOptions, OffloadChoice, RuleOptions, StoreOptions, WorkersChoice,
 };
 
 const EVERY_OFFLOAD: OffloadChoice =
@@ -21,7 +21,7 @@ const NO_OFFLOAD: OffloadChoice =
 
 fn outcome(words: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let arguments = std::iter::once("flanneld").chain(words.iter().copied()).map(OsString::from);
-    parse(arguments, |name| {
+    parse(arguments, &|name| {
         variables.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
     })
 }
@@ -96,7 +96,7 @@ fn defaults_are_flanneld_s() {
     assert_eq!(options.dataplane.engine, EngineChoice::Auto);
     assert_eq!(options.dataplane.workers, WorkersChoice::Auto);
     assert_eq!(options.dataplane.offload, EVERY_OFFLOAD);
-    assert_eq!(options.log_format, LogFormat::Text);
+    assert!(!options.log_is_json);
     assert_eq!(options.verbosity, 0);
     assert!(options.interface.interfaces.is_empty() && options.interface.regexes.is_empty());
     assert_eq!((options.interface.can_reach, options.interface.public_ip), (None, None));
@@ -160,7 +160,7 @@ fn command_line_beats_environment_beats_default() {
     assert_eq!(options.subnet_file, PathBuf::from("/cli/subnet.env"));
     assert_eq!(options.verbosity, 1);
     assert_eq!(options.interface.interfaces, ["eth0,eth1"]);
-    assert_eq!(options.log_format, LogFormat::Json);
+    assert!(options.log_is_json);
     assert!(matches!(options.store, StoreOptions::Local(path) if path.as_os_str() == "/env/store"));
     assert!(warnings.is_empty(), "{warnings:?}");
 }
@@ -315,7 +315,7 @@ fn own_flags() {
     assert_eq!(run(&["--offload=none"]).dataplane.offload, NO_OFFLOAD);
     let some = OffloadChoice { tso: true, gro: true, ..NO_OFFLOAD };
     assert_eq!(run(&["--offload=gro,tso"]).dataplane.offload, some);
-    assert_eq!(run(&["--log-format", "json"]).log_format, LogFormat::Json);
+    assert!(run(&["--log-format", "json"]).log_is_json);
     assert_refused(&["--engine=fast"], "--engine");
     assert_refused(&["--engine="], "--engine");
     for list in ["", "tso,", "all", "auto,tso", "TSO", "none,gro"] {

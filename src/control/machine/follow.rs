@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE};
 use super::{Command, Machine, stale};
-use crate::control::backoff::Backoff;
+use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::clock::format_go_duration;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, parse_key};
@@ -165,11 +165,11 @@ impl Machine {
     fn on_snapshot(&mut self, snapshot: Snapshot, asked_at: Option<Duration>) {
         self.heard_unix = self.now.unix_seconds;
         let wiped = self.went_backwards(&snapshot);
-        let Snapshot { leases, rejected, revision, cluster: _, complete } = snapshot;
-        // What an incomplete listing lacks may be in the store all the same, so nothing is
+        let Snapshot { leases, rejected, revision, cluster: _, is_cut } = snapshot;
+        // What a cut listing lacks may be in the store all the same, so nothing is
         // concluded from it.
-        let shows_own = complete || leases.iter().any(|lease| lease.key == self.own.lease.key);
-        if complete {
+        let shows_own = !is_cut || leases.iter().any(|lease| lease.key == self.own.lease.key);
+        if !is_cut {
             self.mirror.clear();
             self.unreadable.clear();
         }
@@ -177,10 +177,10 @@ impl Machine {
         rejected.into_iter().for_each(|entry| self.remember_unreadable(entry));
         leases.into_iter().for_each(|lease| self.insert(lease));
         self.revision = Some(revision);
-        // A change may be of what an incomplete listing lacks.
-        self.listed_until = if complete { revision } else { self.listed_until.min(revision) };
+        // A change may be of what a cut listing lacks.
+        self.listed_until = if is_cut { self.listed_until.min(revision) } else { revision };
         self.plan_publication();
-        let accident = complete && self.hold_missing(wiped);
+        let accident = !is_cut && self.hold_missing(wiped);
         if shows_own || own.is_some() {
             self.own_read = asked_at.or(self.own_read);
         }
@@ -196,7 +196,7 @@ impl Machine {
         let watched = asked_at.is_none() && self.outage.is_none() && self.followed;
         self.check_own(watched && !accident);
         if let OwnEntry::Lapsed { .. } = self.own_entry
-            && complete
+            && !is_cut
         {
             self.plan_retaking();
         } else if self.own_entry.is_ours() && wiped && self.own.expires.is_some() {
@@ -325,7 +325,7 @@ impl Machine {
         if let Follow::Watching { live_since: Some(since) } = self.follow
             && now - since > STABLE_AFTER
         {
-            self.backoff = Backoff::default();
+            self.backoff = Backoff::between(BACKOFF);
         }
         if let StoreError::HistoryLost = error {
             // The store answers, so retry at once, unless it answered the same last time.

@@ -52,6 +52,7 @@ const CALM_STEPS_MAX: u32 = 3_000;
 fn timing() -> Timing {
     Timing {
         lease_ttl: TTL,
+        renew_margin: MARGIN,
         renew_retry: Duration::from_secs(5),
         relist_period: Duration::from_secs(60),
         stale_hold: STALE_HOLD,

@@ -34,7 +34,7 @@ impl Machine {
             return;
         };
         let now = self.now.boot;
-        let left = expires.saturating_sub(self.renew_margin).saturating_sub(now);
+        let left = expires.saturating_sub(self.timing.renew_margin).saturating_sub(now);
         let spread = (left / 10).min(RENEW_SPREAD_MAX).mul_f64(self.random.f64());
         // A margin beyond the lease's life must not become a loop without pauses.
         let pause = (self.timing.lease_ttl / 8).min(self.timing.renew_retry);

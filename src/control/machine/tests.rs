@@ -32,8 +32,7 @@ fn machine_with(timing: Timing) -> Machine {
     let network = "10.5.0.0/16".parse().unwrap();
     let expires = Some(Duration::from_secs(DAY_SECONDS));
     let own = OwnLease { lease: lease(OWN, 1, 7), expires, network };
-    let margin = Duration::from_secs(3600);
-    Machine::new(own, margin, timing, fastrand::Rng::with_seed(1), at(0))
+    Machine::new(own, timing, fastrand::Rng::with_seed(1), at(0))
 }
 
 fn machine() -> Machine {
@@ -303,8 +302,7 @@ fn known() -> Known {
 
 fn from_cache() -> (Machine, Vec<Command>) {
     let random = fastrand::Rng::with_seed(1);
-    let margin = Duration::from_secs(3600);
-    let mut machine = Machine::from_cache(known(), margin, Timing::default(), random, at(5));
+    let mut machine = Machine::from_cache(known(), Timing::default(), random, at(5));
     let commands = machine.handle(Event::Timer, at(5));
     (machine, commands)
 }

@@ -23,14 +23,9 @@ const SOON: Duration = Duration::from_secs(2);
 const NEVER: Duration = Duration::from_millis(400);
 
 /// Runs a node whose attributes never change.
-async fn run(
-    manager: &SubnetManager,
-    own: OwnLease,
-    margin: Duration,
-    peers: &Sender<Arc<Peers>>,
-) -> End {
+async fn run(manager: &SubnetManager, own: OwnLease, peers: &Sender<Arc<Peers>>) -> End {
     let (_fixed, attributes) = tokio::sync::watch::channel(own.lease.attributes.clone());
-    manager.run(Held::Leased(own), margin, peers, attributes).await
+    manager.run(Held::Leased(own), peers, attributes).await
 }
 
 struct Daemon {
@@ -41,7 +36,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    async fn start(timing: Timing, margin: Duration) -> Self {
+    async fn start(timing: Timing) -> Self {
         let store = MemoryStore::new();
         let previous = "10.5.100.0/24".parse().ok();
         let manager = SubnetManager::over(Store::Leased(Leased::Memory(store.clone())), previous);
@@ -51,12 +46,12 @@ impl Daemon {
         assert_eq!(own.lease.key, OWN);
         let (sender, peers) = tokio::sync::watch::channel(Arc::default());
         let runner = Arc::clone(&manager);
-        let task = tokio::spawn(async move { run(&runner, own, margin, &sender).await });
+        let task = tokio::spawn(async move { run(&runner, own, &sender).await });
         Self { store, manager, peers, task }
     }
 
     async fn usual() -> Self {
-        Self::start(Timing::default(), Duration::from_secs(3600)).await
+        Self::start(Timing::default()).await
     }
 
     fn put(&self, key: &str, public_ip: &str) {
@@ -79,9 +74,10 @@ fn addresses(peers: &Peers) -> Vec<String> {
     peers.values().map(|lease| lease.attributes.public_ip.to_string()).collect()
 }
 
-fn lives(lease_ttl_millis: u64) -> Timing {
+fn lives(lease_ttl_millis: u64, renew_margin_millis: u64) -> Timing {
     Timing {
         lease_ttl: Duration::from_millis(lease_ttl_millis),
+        renew_margin: Duration::from_millis(renew_margin_millis),
         renew_retry: Duration::from_millis(50),
         ..Timing::default()
     }
@@ -143,7 +139,7 @@ async fn lost_history_is_replaced_by_one_listing() {
 #[tokio::test]
 async fn everything_is_listed_again_now_and_then() {
     let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
-    let daemon = Daemon::start(timing, Duration::from_secs(3600)).await;
+    let daemon = Daemon::start(timing).await;
     sleep(Duration::from_millis(700)).await;
     let listed = daemon.manager.status().read().relists;
     assert!((4..=9).contains(&listed), "{listed} listings in 7 periods");
@@ -203,7 +199,7 @@ async fn lease_covered_during_outage_is_given_up() {
 
 #[tokio::test]
 async fn renewal_is_on_time_and_conditional() {
-    let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
+    let daemon = Daemon::start(lives(600, 400)).await;
     sleep(Duration::from_millis(900)).await;
     let renewals = daemon.manager.status().read().store.renewals;
     assert!((2..=8).contains(&renewals), "{renewals} renewals in 900 ms at one each 200 ms");
@@ -224,7 +220,7 @@ async fn own_entry_ended_by_wall_clock_is_retaken() {
     own.lease.lifetime = Lifetime::Leased { id: 0, expires_unix: Some(1) };
     store.remove(OWN);
     let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
-    let run = run(&manager, own, Duration::from_secs(3600), &sender);
+    let run = run(&manager, own, &sender);
     let end = timeout(NEVER, run).await;
     assert!(end.is_err(), "a step of the clock ended the daemon: {end:?}");
     assert_eq!(store.get(OWN).unwrap().0, OWN_VALUE);
@@ -232,7 +228,7 @@ async fn own_entry_ended_by_wall_clock_is_retaken() {
 
 #[tokio::test]
 async fn failing_renewal_retries_without_storm() {
-    let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
+    let daemon = Daemon::start(lives(600, 400)).await;
     sleep(Duration::from_millis(100)).await;
     let before = daemon.store.calls();
     daemon.store.set_down(true);
@@ -249,7 +245,7 @@ async fn failing_renewal_retries_without_storm() {
 
 #[tokio::test]
 async fn a_renewal_without_answer_is_followed() {
-    let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
+    let daemon = Daemon::start(lives(600, 400)).await;
     daemon.store.lose_answers(1);
     sleep(Duration::from_millis(2500)).await;
     assert!(!daemon.task.is_finished(), "a lost answer ended the daemon");
@@ -259,7 +255,7 @@ async fn a_renewal_without_answer_is_followed() {
 
 #[tokio::test]
 async fn a_rewritten_own_entry_is_followed_not_fought() {
-    let daemon = Daemon::start(lives(3000), Duration::from_millis(100)).await;
+    let daemon = Daemon::start(lives(3000, 100)).await;
     sleep(Duration::from_millis(100)).await;
     // The operator makes a reservation of it.
     daemon.store.put(OWN, OWN_VALUE.as_bytes(), Lifetime::Reservation);
@@ -306,7 +302,7 @@ async fn rewritten_own_entry_is_restored_without_fight() {
 #[tokio::test]
 async fn an_incomplete_listing_removes_nothing() {
     let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
-    let mut daemon = Daemon::start(timing, Duration::from_secs(3600)).await;
+    let mut daemon = Daemon::start(timing).await;
     daemon.put("10.5.1.0-24", "192.0.2.2");
     daemon.wait_for(&["192.0.2.2"]).await;
     // The own lease is the last entry.
@@ -340,10 +336,9 @@ async fn offline_start_ends_with_same_lease() {
     let manager = Arc::new(SubnetManager::over(Store::Leased(Leased::Memory(store.clone())), None));
     let (sender, peers) = tokio::sync::watch::channel(Arc::default());
     let runner = Arc::clone(&manager);
-    let margin = Duration::from_secs(3600);
     let task = tokio::spawn(async move {
         let (_fixed, attributes) = tokio::sync::watch::channel(known.own.attributes.clone());
-        runner.run(Held::Cached(known), margin, &sender, attributes).await
+        runner.run(Held::Cached(known), &sender, attributes).await
     });
     let mut daemon = Daemon { store, manager, peers, task };
     daemon.wait_for(&["192.0.2.2"]).await;
@@ -379,8 +374,7 @@ impl LocalDaemon {
         let peer = root.join("subnets/10.5.1.0-24");
         std::fs::write(peer, r#"{"PublicIP":"192.0.2.2"}"#).unwrap();
         let (sender, peers) = tokio::sync::watch::channel(Arc::default());
-        let margin = Duration::from_secs(3600);
-        let task = tokio::spawn(async move { run(&manager, own, margin, &sender).await });
+        let task = tokio::spawn(async move { run(&manager, own, &sender).await });
         sleep(NEVER).await;
         assert_eq!(addresses(&peers.borrow()), ["192.0.2.2"]);
         Self { directory, own_file: root.join("subnets").join(OWN), peers, task }
@@ -446,7 +440,6 @@ async fn a_missing_configuration_is_told_until_it_is_back() {
     manager.used_config.set(network.clone()).unwrap();
     let own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
     let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
-    let margin = Duration::from_secs(3600);
     let told = async |is_missing: bool| {
         let refused = || manager.status().read().refused();
         while refused().is_some_and(|why| why.contains("no network configuration")) != is_missing {
@@ -472,7 +465,7 @@ async fn a_missing_configuration_is_told_until_it_is_back() {
         assert!(manager.status().read().store.up, "the store is there");
     };
     tokio::select! {
-        end = run(&manager, own, margin, &sender) => panic!("{end:?}"),
+        end = run(&manager, own, &sender) => panic!("{end:?}"),
         () = story => {}
     }
 }
@@ -520,7 +513,7 @@ impl std::io::Write for Shared {
 #[tokio::test]
 async fn outage_messages_are_rare_and_flannel_worded() {
     let log = Log::start();
-    let daemon = Daemon::start(lives(4000), Duration::from_millis(3800)).await;
+    let daemon = Daemon::start(lives(4000, 3800)).await;
     sleep(Duration::from_millis(700)).await;
     let started = log.lines().join("\n");
     for phrase in [

@@ -1,18 +1,13 @@
-//! The calls to a store: how long they take, and whether this host got another address meanwhile.
-//! Connections are bound to the one that they were made from, and would stay silent for as long as
-//! their timeouts.
-
-use std::sync::Arc;
+//! Whether this host got another address during a call to a store. Connections are bound to the one
+//! that they were made from, and would stay silent for as long as their timeouts.
 
 use tokio::sync::watch;
 
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::request_times::RequestTimes;
 
 /// Of one store.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Calls {
-    pub(in crate::control) times: Arc<RequestTimes>,
     /// How often this host has moved.
     moves: watch::Sender<u64>,
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::etcd_claim::Claims;
-use super::etcd_connection::{Connection, SPACE_ADVICE, config_key};
+use super::etcd_connection::{Connection, SPACE_ADVICE};
 use super::etcd_lease::EtcdLease;
 use super::etcd_watch::{EtcdWatch, decode};
 use crate::config::options::EtcdOptions;
@@ -32,7 +32,6 @@ const SPARE_TTL_MIN: f64 = 0.9;
 pub struct EtcdStore {
     pub(in crate::control) claims: Claims,
     pub(super) connection: Arc<Connection>,
-    prefix: String,
     /// The cluster that the last listing came from; 0 before the first.
     cluster: AtomicU64,
     /// Granted for a write that lost a race; the next one takes it.
@@ -42,11 +41,10 @@ pub struct EtcdStore {
 impl EtcdStore {
     /// A store that connects when it is first used.
     pub fn new(options: &EtcdOptions) -> Result<Self, ConnectError> {
-        let prefix = options.prefix.clone();
         let connection = Arc::new(Connection::new(options.clone())?);
-        let claims = Claims::new(&connection, &prefix);
+        let claims = Claims::new(&connection);
         let (cluster, spare) = (AtomicU64::new(0), Mutex::default());
-        Ok(Self { claims, connection, prefix, cluster, spare })
+        Ok(Self { claims, connection, cluster, spare })
     }
 
     /// The cluster that was last connected to, by its id; 0 before the first.
@@ -63,11 +61,11 @@ impl EtcdStore {
     }
 
     fn path(&self, key: &str) -> String {
-        format!("{}/subnets/{key}", self.prefix)
+        self.connection.path(format_args!("subnets/{key}"))
     }
 
     pub(super) async fn config(&self) -> StoreResult<Vec<u8>> {
-        let key = config_key(&self.prefix);
+        let key = self.connection.path("config");
         match self.connection.get("reading the network configuration", &key).await? {
             None => Err(StoreError::NoConfig(key)),
             Some(found) => Ok(found.value().to_vec()),
@@ -78,7 +76,7 @@ impl EtcdStore {
         let (subnets, mut snapshot) = (self.path(""), Snapshot::default());
         let add = |found: &KeyValue| snapshot.add(decode(&subnets, found));
         let (of, is_all) = self.scan(&subnets, SCANNED_KEYS_MAX, add).await?;
-        snapshot.complete &= is_all;
+        snapshot.is_cut |= !is_all;
         (snapshot.revision, snapshot.cluster) = of;
         self.cluster.store(snapshot.cluster, Ordering::Relaxed);
         Ok(snapshot)
@@ -86,7 +84,7 @@ impl EtcdStore {
 
     /// The names in all claims.
     pub(in crate::control) async fn names(&self) -> StoreResult<Names> {
-        let (nodes, mut names) = (format!("{}/weft/nodes/", self.prefix), Names::new());
+        let (nodes, mut names) = (self.connection.path("weft/nodes/"), Names::new());
         let name = |found: &KeyValue| {
             let address = found.key_str().ok()?.strip_prefix(&nodes)?.parse().ok()?;
             Some((address, holder_of(found.value(), found.lease())?.shown_name()))

@@ -27,7 +27,6 @@ pub(in crate::control) struct Claims {
     /// Nobody claims anything without.
     pub(super) node: Option<NodeIdentity>,
     connection: Arc<Connection>,
-    prefix: String,
     state: Mutex<State>,
     /// The etcd lease ended while it was to be kept: by a pause, or with the store's data.
     pub(super) lost: Notify,
@@ -42,9 +41,9 @@ struct State {
 }
 
 impl Claims {
-    pub(super) fn new(connection: &Arc<Connection>, prefix: &str) -> Self {
-        let (connection, prefix) = (Arc::clone(connection), prefix.to_owned());
-        Self { node: None, connection, prefix, state: Mutex::default(), lost: Notify::new() }
+    pub(super) fn new(connection: &Arc<Connection>) -> Self {
+        let connection = Arc::clone(connection);
+        Self { node: None, connection, state: Mutex::default(), lost: Notify::new() }
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it.
@@ -132,6 +131,6 @@ impl Claims {
     }
 
     fn claim_path(&self, public_ip: Ipv4Addr) -> String {
-        format!("{}/weft/nodes/{public_ip}", self.prefix)
+        self.connection.path(format_args!("weft/nodes/{public_ip}"))
     }
 }

@@ -5,6 +5,7 @@
 //! used until it fails, and then all are asked again. flannel's default list, whose first entry
 //! is closed on every host of this decade, costs one refused connection that way.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -74,6 +75,11 @@ impl Connection {
         Ok(Self { options, calls: Calls::default(), session, cluster })
     }
 
+    /// The key below the prefix.
+    pub(super) fn path(&self, key: impl Display) -> String {
+        format!("{}/{key}", self.options.prefix)
+    }
+
     /// Runs one request, bounded in time. A failed transport is dropped, so that the next request
     /// looks for a healthy endpoint.
     pub(super) async fn call<T, F: Future<Output = Result<T, EtcdError>>>(
@@ -97,7 +103,7 @@ impl Connection {
             }
             result
         });
-        self.calls.times.measured(self.calls.unless_moved(operation, request)).await
+        self.calls.unless_moved(operation, request).await
     }
 
     /// As `call`, once more on another connection if the first was of no use. For reads only: a
@@ -198,7 +204,7 @@ impl Connection {
             let (mut client, is_user) = self.log_in(endpoint, options).await?;
             // A read that needs the quorum: an endpoint cut off from its cluster must not win.
             let count = GetOptions::new().with_count_only();
-            match client.get(config_key(&self.options.prefix), Some(count)).await {
+            match client.get(self.path("config"), Some(count)).await {
                 Ok(found) => {
                     let cluster = found.header().map_or(0, |header| header.cluster_id());
                     self.cluster.store(cluster, Ordering::Relaxed);
@@ -239,11 +245,6 @@ fn sum_up(operation: &'static str, mut failures: Vec<(usize, StoreError)>) -> St
         details.push(detail);
     }
     StoreError::unavailable(operation, details.join("; "))
-}
-
-/// The configuration's key.
-pub(super) fn config_key(prefix: &str) -> String {
-    format!("{prefix}/config")
 }
 
 async fn bounded<T>(

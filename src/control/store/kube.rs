@@ -120,7 +120,7 @@ impl KubeStore {
                 break;
             }
         }
-        snapshot.complete &= params.continue_token.is_none();
+        snapshot.is_cut |= params.continue_token.is_some();
         self.own.listed(own, snapshot.revision);
         let held = self.own.held();
         snapshot.leases.extend(held.map(|(subnet, attributes)| self.lease(subnet, attributes)));

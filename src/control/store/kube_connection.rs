@@ -109,8 +109,7 @@ impl Connection {
                 self.renewed(String::new()).await;
             }
             let client = client().0;
-            let answer = bounded(operation, client.send(request.map(Body::from)));
-            let answer = match self.calls.times.measured(answer).await? {
+            let answer = match bounded(operation, client.send(request.map(Body::from))).await? {
                 Ok(answer) if answer.status().is_success() => return Ok(answer),
                 Ok(answer) => answer,
                 Err(error) => return Err(unavailable(self.renewed(with_causes(&error)).await)),

@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::local_claim::FileClaims;
-use super::local_files::{Files, failed};
+use super::local_files::Files;
+use crate::config::whole_file::failed;
 use crate::control::clock;
 use crate::control::error::StoreResult;
 use crate::control::identity::Phase;

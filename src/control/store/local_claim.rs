@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::local_files::{Files, failed};
+use super::local_files::Files;
 use crate::config::lock_file::{self, LockFile};
-use crate::config::whole_file;
+use crate::config::whole_file::{self, failed};
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::NodeIdentity;
 
@@ -40,7 +40,23 @@ impl FileClaims {
         let locks = Arc::clone(&self.locks.lock().unwrap_or_else(PoisonError::into_inner));
         let claim = move |files: &Files| {
             let mut locks = locks.lock().unwrap_or_else(PoisonError::into_inner);
-            claim(&node, &files.claims_path(), &mut locks, public_ip)
+            if locks.iter().any(|(held, _)| *held == public_ip) {
+                locks.retain(|(held, _)| *held == public_ip);
+                return Ok(());
+            }
+            let directory = files.claims_path();
+            fs::create_dir_all(&directory)
+                .map_err(|source| failed("create", &directory, source))?;
+            let path = directory.join(public_ip.to_string());
+            let locked = lock_file::try_lock(&path);
+            let Some(file) = locked.map_err(|source| failed("lock", &path, source))? else {
+                let holder = named_in(&path);
+                let holder = holder.describe(holder.is_same_as(&node));
+                return Err(StoreError::Duplicate { public_ip, holder });
+            };
+            file.write(&node.to_json()).map_err(|source| failed("write", &path, source))?;
+            locks.push((public_ip, file));
+            Ok(())
         };
         self.files.apart(claim).await
     }
@@ -74,29 +90,6 @@ impl FileClaims {
         };
         self.files.apart(holder).await
     }
-}
-
-fn claim(
-    node: &NodeIdentity,
-    directory: &Path,
-    locks: &mut Locks,
-    public_ip: Ipv4Addr,
-) -> StoreResult<()> {
-    if locks.iter().any(|(held, _)| *held == public_ip) {
-        locks.retain(|(held, _)| *held == public_ip);
-        return Ok(());
-    }
-    fs::create_dir_all(directory).map_err(|source| failed("create", directory, source))?;
-    let path = directory.join(public_ip.to_string());
-    let locked = lock_file::try_lock(&path).map_err(|source| failed("lock", &path, source))?;
-    let Some(file) = locked else {
-        let holder = named_in(&path);
-        let holder = holder.describe(holder.is_same_as(node));
-        return Err(StoreError::Duplicate { public_ip, holder });
-    };
-    file.write(&node.to_json()).map_err(|source| failed("write", &path, source))?;
-    locks.push((public_ip, file));
-    Ok(())
 }
 
 fn named_in(path: &Path) -> NodeIdentity {

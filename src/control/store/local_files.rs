@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
-use crate::config::whole_file::{self, FileError};
+use crate::config::whole_file::{self, FileError, failed};
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX};
@@ -117,7 +117,7 @@ impl Files {
     /// unmounted or moved, and an empty one in its place would look like a store without leases.
     pub(super) fn prepare(&self) -> StoreResult<()> {
         let path = self.subnets_path();
-        fs::create_dir_all(&path).map_err(|source| failed("create", &path, source))
+        Ok(fs::create_dir_all(&path).map_err(|source| failed("create", &path, source))?)
     }
 
     pub(super) fn read_config(&self) -> StoreResult<Vec<u8>> {
@@ -155,18 +155,23 @@ impl Files {
         Err(StoreError::unavailable("listing the local store", detail))
     }
 
-    /// One file; `None` if it is gone by now. A lease that has ended counts as gone.
-    pub(super) fn read_lease(&self, name: &[u8]) -> StoreResult<Option<Result<Lease, Rejected>>> {
-        let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
-        let decode = |value: Vec<u8>| Lease::decode(name, &value, fingerprint(&value));
+    /// As `read_entry`, but a lease that has ended counts as gone.
+    fn read_lease(&self, name: &[u8]) -> StoreResult<Option<Result<Lease, Rejected>>> {
         let has_ended = |lease: &Lease| {
             let Lifetime::Leased { expires_unix, .. } = lease.lifetime else { return false };
             expires_unix.is_some_and(|ends| ends <= clock::unix_seconds())
         };
-        let lives = |found: &Result<Lease, _>| !found.as_ref().is_ok_and(has_ended);
+        let found = self.read_entry(name)?;
+        Ok(found.filter(|found| !found.as_ref().is_ok_and(has_ended)))
+    }
+
+    /// One file; `None` if it is gone by now.
+    fn read_entry(&self, name: &[u8]) -> StoreResult<Option<Result<Lease, Rejected>>> {
+        let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
+        let decode = |value: Vec<u8>| Lease::decode(name, &value, fingerprint(&value));
         // One unreadable file says nothing about the others.
         let (reason, error) = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
-            Ok(found) => return Ok(found.map(decode).filter(lives)),
+            Ok(found) => return Ok(found.map(decode)),
             Err(error) if is_shortage(&error) => return Err(error.into()),
             Err(error @ FileError::Refused { .. }) => (RejectReason::TooLarge, error),
             Err(error @ FileError::Io { .. }) => (RejectReason::BadValue, error),
@@ -183,9 +188,9 @@ impl Files {
                 Ok(Some(file)) => return Ok(Locked { files: self, _lock: file }),
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(LOCK_RETRY),
                 Ok(None) => {
-                    return Err(failed("lock", &path, io::ErrorKind::WouldBlock.into()));
+                    return Err(failed("lock", &path, io::ErrorKind::WouldBlock).into());
                 }
-                Err(source) => return Err(failed("lock", &path, source)),
+                Err(source) => return Err(failed("lock", &path, source).into()),
             }
         }
     }
@@ -200,20 +205,17 @@ impl Drop for Locked<'_> {
 impl Locked<'_> {
     /// The file of `held` has to be as of its revision; without one, no file may have the subnet.
     pub(super) fn expect_unchanged(&self, held: &Lease) -> StoreResult<()> {
-        let (files, key) = (self.files, held.key.as_str());
+        let (files, name) = (self.files, held.key.as_bytes());
         let is_unchanged = if held.revision == 0 {
             // What covers it may be another network's; the caller knows its own.
             let takes = |other: &Lease| held.subnet.covers(other.subnet);
-            !files.list()?.leases.iter().any(takes) && files.read_lease(key.as_bytes())?.is_none()
+            !files.list()?.leases.iter().any(takes) && files.read_lease(name)?.is_none()
         } else {
             // Of a lease that has ended as well.
-            let found = whole_file::read(&files.subnets_path().join(key), VALUE_BYTES_MAX as u64);
-            let revision = match found {
-                Ok(value) => value.map(|value| fingerprint(&value)),
-                Err(error) if is_shortage(&error) => return Err(error.into()),
-                Err(_) => Some(UNREADABLE),
-            };
-            revision == Some(held.revision)
+            files.read_entry(name)?.is_some_and(|found| {
+                let revision = found.map_or_else(|it| it.revision, |lease| lease.revision);
+                revision == held.revision
+            })
         };
         if is_unchanged { Ok(()) } else { Err(StoreError::Conflict(held.key.clone())) }
     }
@@ -230,7 +232,7 @@ impl Locked<'_> {
         match fs::remove_file(&path) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(failed("remove", &path, source)),
+            Err(source) => Err(failed("remove", &path, source).into()),
         }
     }
 }
@@ -249,10 +251,6 @@ fn fingerprint(value: &[u8]) -> i64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish().cast_signed()
-}
-
-pub(super) fn failed(operation: &'static str, path: &Path, source: io::Error) -> StoreError {
-    FileError::Io { operation, path: path.to_owned(), source }.into()
 }
 
 #[cfg(test)]

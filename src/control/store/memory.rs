@@ -169,7 +169,7 @@ impl MemoryStore {
             }
             if inner.cut_short {
                 snapshot.leases.pop();
-                snapshot.complete = false;
+                snapshot.is_cut = true;
             }
             snapshot
         };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tracing::Level;
 
-use crate::daemon::log::line::{Fields, Place, Style};
+use crate::daemon::log::line::{Place, Style};
 use crate::daemon::log::repeat::{Admission, RepeatLimiter};
 use crate::rights;
 
@@ -57,9 +57,9 @@ impl Queue {
         Ok(Self { sender, shared })
     }
 
-    /// Makes a line of what `fields` gives and hands it over, unless there are too many from this
+    /// Makes a line of what `text` gives and hands it over, unless there are too many from this
     /// place: then a summary will count it. Returns the line.
-    pub(super) fn log(&self, place: Place, fields: impl FnOnce() -> Fields) -> Option<String> {
+    pub(super) fn log(&self, place: Place, text: impl FnOnce() -> String) -> Option<String> {
         let admission = self.shared.limiter().admit(place, Instant::now());
         if let Admission::Suppress { first } = admission {
             if first {
@@ -68,7 +68,7 @@ impl Queue {
             }
             return None;
         }
-        let line = self.shared.style.line(SystemTime::now(), place, fields());
+        let line = self.shared.style.line(SystemTime::now(), place, &text());
         self.push(line.clone());
         Some(line)
     }
@@ -140,7 +140,7 @@ impl Shared {
             let here = Place { level: Level::WARN, file: file!(), line: line!() };
             due.push((here, format!("{lost} lines of the log were lost: stderr was not read")));
         }
-        let line = |(place, text)| self.style.line(SystemTime::now(), place, Fields::message(text));
+        let line = |(place, text): (_, String)| self.style.line(SystemTime::now(), place, &text);
         due.into_iter().map(line).collect()
     }
 }
@@ -150,7 +150,6 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-    use crate::config::options::LogFormat;
     use crate::daemon::log::tests::Buffer;
 
     /// A reader of stderr that reads nothing until it is released.
@@ -170,7 +169,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     fn style() -> Style {
-        Style { format: LogFormat::Text, process_id: 1, has_priority: false }
+        Style { is_json: false, process_id: 1, has_priority: false }
     }
 
     #[test]

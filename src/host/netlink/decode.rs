@@ -50,6 +50,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         mtu_bytes: find!(attributes, LinkAttribute::Mtu(bytes) => *bytes).unwrap_or(0),
         is_up: header.flags.contains(LinkFlags::Up),
         has_carrier: header.flags.contains(LinkFlags::LowerUp),
+        carrier_losses: find!(attributes, LinkAttribute::CarrierDownCount(count) => *count),
         is_loopback: header.flags.contains(LinkFlags::Loopback),
         is_bridge: is(InfoKind::Bridge),
         mac: mac.flatten(),
@@ -57,14 +58,6 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         veth_peer: linked.filter(|_| is(InfoKind::Veth)),
         alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })
-}
-
-/// How often a link lost its carrier.
-pub(super) fn carrier_losses(message: &RouteNetlinkMessage) -> Option<u32> {
-    let RouteNetlinkMessage::NewLink(LinkMessage { attributes, .. }) = message else {
-        return None;
-    };
-    find!(attributes, LinkAttribute::CarrierDownCount(count) => *count)
 }
 
 /// What a VXLAN device was made with.

@@ -39,14 +39,9 @@ pub enum NetlinkError {
     /// No socket could be opened.
     #[error("cannot open a netlink socket")]
     Open(#[source] io::Error),
-    /// The kernel said no.
-    #[error("the kernel refused to {operation}")]
-    Refused {
-        /// What was asked for, object included.
-        operation: String,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    /// The kernel said no to what was asked for, object included.
+    #[error("the kernel refused to {0}")]
+    Refused(String, #[source] io::Error),
     /// No answer in time.
     #[error(
         "no answer from the kernel within {seconds} s to: {0}",
@@ -56,14 +51,9 @@ pub enum NetlinkError {
     /// Every listing was interrupted by a change.
     #[error("the kernel's tables changed during each of {LISTING_ATTEMPTS_MAX} attempts to {0}")]
     Unsettled(String),
-    /// The answer lacks what it must have.
-    #[error("the kernel's answer to a request to {operation} lacks {missing}")]
-    Incomplete {
-        /// What was asked for.
-        operation: String,
-        /// What the answer lacks.
-        missing: &'static str,
-    },
+    /// The answer to what was asked for lacks what it must have.
+    #[error("the kernel's answer to a request to {0} lacks {1}")]
+    Incomplete(String, &'static str),
 }
 
 impl NetlinkError {
@@ -81,11 +71,11 @@ impl NetlinkError {
     /// The kernel said no to `operation`, for the reason that follows.
     pub(super) fn refused(operation: &str) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.to_owned();
-        |source| Self::Refused { operation, source }
+        |source| Self::Refused(operation, source)
     }
 
     pub(super) fn errno(&self) -> Option<Errno> {
-        let (Self::Refused { source, .. } | Self::Open(source)) = self else { return None };
+        let (Self::Refused(_, source) | Self::Open(source)) = self else { return None };
         Errno::from_io_error(source)
     }
 }

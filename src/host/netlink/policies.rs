@@ -66,8 +66,7 @@ pub async fn has_policies() -> Result<bool> {
     };
     let missing = "the numbers of policies";
     let numbers = answer.iter().find_map(|message| numbers(message));
-    let numbers = numbers
-        .ok_or_else(|| NetlinkError::Incomplete { operation: OPERATION.to_owned(), missing })?;
+    let numbers = numbers.ok_or_else(|| NetlinkError::Incomplete(OPERATION.to_owned(), missing))?;
     if numbers.iter().any(|number| *number > 0) {
         return Ok(true);
     }

@@ -9,6 +9,7 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         mtu_bytes: 1500,
         is_up: true,
         has_carrier: true,
+        carrier_losses: None,
         is_loopback: name == "lo",
         mac: None,
         vxlan: None,

@@ -4,7 +4,6 @@ mod daemon;
 mod kernel;
 mod network;
 mod process;
-mod stores;
 mod ways;
 
 use super::facts::Facts;
@@ -22,8 +21,8 @@ pub(super) const CHECKS: &[Check] = &[
     ("tunnel-port", daemon::tunnel_port, "no other program has the UDP port"),
     ("subnet-file", daemon::subnet_file, "`subnet.env` says what weftd says"),
     ("subnet-directory", daemon::directory, "`subnet.env` can be written"),
-    ("etcd-endpoints", stores::etcd, "the given endpoints answer within 2 s"),
-    ("lease-time", stores::lease_time, "the lease has not ended by this clock"),
+    ("etcd-endpoints", daemon::etcd, "the given endpoints answer within 2 s"),
+    ("lease-time", daemon::lease_time, "the lease has not ended by this clock"),
     ("tun-device", process::tun, "`/dev/net/tun` can be opened"),
     ("cap-net-admin", process::net_admin, "CAP_NET_ADMIN is there"),
     ("cap-net-raw", process::net_raw, "CAP_NET_RAW is there: path MTU, pings"),

@@ -2,7 +2,6 @@
 //! what is only there to be opened, and changes nothing.
 
 mod arp;
-mod daemon;
 mod endpoints;
 mod process;
 mod sockets;
@@ -52,7 +51,7 @@ const DEVICE_SYSCTLS: [&str; 2] = ["forwarding", "rp_filter"];
 
 /// Everything that the checks look at.
 pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
-    let daemon = daemon::read(&asked.answered.daemon.socket);
+    let daemon = process::daemon(&asked.answered.daemon.socket);
     let tun = fs::File::options().read(true).write(true).open("/dev/net/tun");
     let mut facts = Facts {
         process: process::read(daemon.pid),

@@ -217,6 +217,7 @@ pub(super) mod tests {
             mtu_bytes: 1500,
             is_up: true,
             has_carrier: true,
+            carrier_losses: None,
             is_loopback: false,
             is_bridge: false,
             mac: None,

@@ -123,7 +123,7 @@ async fn a_reservation_never_gets_an_end() {
     assert_eq!((own.lease.lifetime, own.expires), (Lifetime::Reservation, None));
     assert_eq!(etcd.lease_of(&key), 0, "the reservation would end in 24 h");
 
-    let running = Running::start(manager, own, Duration::from_secs(2));
+    let running = Running::start(manager, own);
     sleep(Duration::from_secs(1)).await;
     // Everything here runs on this thread, and etcd and etcdctl on others.
     let idle = clock_gettime(ClockId::ThreadCPUTime);

@@ -15,7 +15,7 @@ use weft::control::run::{End, Held};
 use weft::control::snapshot::OwnLease;
 use weft::control::timing::Timing;
 
-use crate::store::{MARGIN, PREFIX, Running, manager, manager_at, network, node, options};
+use crate::store::{PREFIX, Running, manager, manager_at, network, node, options};
 use crate::support::etcd::Etcd;
 use crate::support::pace::{Stopwatch, within};
 use crate::support::proxy::{Mode, Proxy};
@@ -155,7 +155,7 @@ async fn node_with_stolen_claim_alarms_and_runs_on() {
     let etcd = Etcd::start();
     let manager = named(&etcd.url(), "node-a");
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let running = Running::start(manager, own, MARGIN);
+    let running = Running::start(manager, own);
     let path = claim_path("192.0.2.1");
     let revoke = || {
         let id = format!("{:x}", etcd.lease_of(&path));
@@ -200,7 +200,7 @@ async fn peers_are_known_by_the_names_in_their_claims() {
     let (a, b) = (named(&etcd.url(), "node-a"), named(&etcd.url(), "node-b"));
     let own = a.acquire(&network(), &node(1)).await.unwrap();
     b.acquire(&network(), &node(2)).await.unwrap();
-    let running = Running::start(a, own, MARGIN);
+    let running = Running::start(a, own);
     let status = running.manager.status();
     let named = async {
         while status.read().names.get(&Ipv4Addr::new(192, 0, 2, 2)).map(String::as_str)
@@ -233,7 +233,7 @@ async fn copied_machine_takes_claim_original_alarms() {
     let start = async || {
         let manager = named(&etcd.url(), "node-a");
         let own = manager.acquire(&network(), &node(1)).await.expect("it looks like a restart");
-        Running::start(manager, own, MARGIN)
+        Running::start(manager, own)
     };
     let first = start().await;
     let copy = start().await;
@@ -258,7 +258,7 @@ async fn idle_node_writes_nothing_stop_releases_claim() {
     for number in 1..=5 {
         let manager = named(&etcd.url(), &format!("node-{number}"));
         let own = manager.acquire(&network(), &node(number)).await.unwrap();
-        nodes.push(Running::start(manager, own, MARGIN));
+        nodes.push(Running::start(manager, own));
     }
     let (revision, claims) = (etcd.revision(), etcd.keys(&format!("{PREFIX}/weft/nodes")).len());
     assert_eq!(claims, nodes.len());
@@ -292,7 +292,9 @@ async fn missing_claim_permission_does_not_prevent_lease() {
     let with = EtcdOptions { credentials: Some(credentials), ..options(&[&etcd.url()]) };
     let start = async || {
         let manager = manager(with.clone()).with_identity(identity("node-a"));
-        let manager = manager.with_timing(Timing { lease_ttl: LEASE, ..short_claims() });
+        let renew_margin = Duration::from_secs(2);
+        let timing = Timing { lease_ttl: LEASE, renew_margin, ..short_claims() };
+        let manager = manager.with_timing(timing);
         let own = manager.acquire(&network(), &node(1)).await;
         (manager, own.expect("flannel's permissions are not enough"))
     };
@@ -300,7 +302,7 @@ async fn missing_claim_permission_does_not_prevent_lease() {
     let (manager, own) = start().await;
     assert_eq!(first.lease.subnet, own.lease.subnet);
     assert_eq!(etcd.get(&claim_path("192.0.2.1")), None);
-    let running = Running::start(manager, own, Duration::from_secs(2));
+    let running = Running::start(manager, own);
     let status = running.manager.status();
     let started = Stopwatch::start();
     while status.read().store.renewals == 0 {
@@ -332,7 +334,7 @@ fn start_moving(
 ) -> (watch::Sender<LeaseAttributes>, JoinHandle<End>) {
     let (sender, _peers) = watch::channel(Arc::default());
     let (attributes, said) = watch::channel(own.lease.attributes.clone());
-    let run = async move { manager.run(Held::Leased(own), MARGIN, &sender, said).await };
+    let run = async move { manager.run(Held::Leased(own), &sender, said).await };
     (attributes, tokio::spawn(run))
 }
 
@@ -341,7 +343,7 @@ async fn moved_node_keeps_subnet_frees_old_address() {
     let etcd = Etcd::start();
     let watcher = manager_at(&etcd.url());
     let own = watcher.acquire(&network(), &node(9)).await.unwrap();
-    let mut watching = Running::start(watcher, own, MARGIN);
+    let mut watching = Running::start(watcher, own);
     let manager = named(&etcd.url(), "node-a");
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let subnet = own.lease.subnet;
@@ -384,7 +386,7 @@ async fn connections_of_the_address_before_are_left_at_once() {
     let etcd = Etcd::start();
     let watcher = manager_at(&etcd.url());
     let own = watcher.acquire(&network(), &node(9)).await.unwrap();
-    let mut watching = Running::start(watcher, own, MARGIN);
+    let mut watching = Running::start(watcher, own);
     let proxy = Proxy::to(etcd.address());
     let manager = Arc::new(named(&proxy.url(), "node-a"));
     let own = manager.acquire(&network(), &node(1)).await.unwrap();

@@ -8,7 +8,7 @@ use weft::control::error::{AcquireError, StoreError};
 use weft::control::run::End;
 
 use crate::store::{
-    MARGIN, PREFIX, Running, SOON, addresses, manager, manager_at, network, node, options, path,
+    PREFIX, Running, SOON, addresses, manager, manager_at, network, node, options, path,
     short_leases, subnet_path,
 };
 use crate::support::etcd::{Etcd, closed_port};
@@ -21,7 +21,7 @@ async fn a_compacted_history_is_listed_again() {
     let proxy = Proxy::to(etcd.address());
     let manager = manager_at(&proxy.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
     let listed = running.manager.status().read().relists;
@@ -44,7 +44,7 @@ async fn a_short_cut_resumes_without_listing() {
     let proxy = Proxy::to(etcd.address());
     let manager = manager_at(&proxy.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     sleep(Duration::from_millis(500)).await;
     let listed = running.manager.status().read().relists;
     proxy.set(Mode::Cut);
@@ -65,7 +65,7 @@ async fn a_killed_etcd_takes_nothing_with_it() {
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let key = path(own.lease.subnet);
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
     etcd.kill();
@@ -104,7 +104,7 @@ async fn wiped_etcd_with_its_old_id_and_further_revisions_is_noticed() {
     let manager = manager_at(&proxy.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let key = path(own.lease.subnet);
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
     let seen = etcd.revision();
@@ -132,7 +132,7 @@ async fn a_frozen_etcd_is_noticed_and_survived() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
     etcd.freeze(true);
@@ -157,7 +157,7 @@ async fn half_open_connection_fails_over_to_other_endpoint() {
     spare.set(Mode::Cut);
     let manager = manager(options(&[&proxy.url(), &spare.url()]));
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
     spare.set(Mode::Open);
@@ -211,7 +211,7 @@ async fn lease_lapsed_in_outage_is_retaken_or_dropped() {
         let manager = manager_at(&proxy.url()).with_timing(short_leases());
         let own = manager.acquire(&network(), &node(number)).await.unwrap();
         let key = path(own.lease.subnet);
-        let running = Running::start(manager, own, Duration::from_secs(2));
+        let running = Running::start(manager, own);
         proxy.set(Mode::Cut);
         let cut = Stopwatch::start();
         while etcd.get(&key).is_some() {

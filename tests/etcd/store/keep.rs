@@ -11,9 +11,10 @@ use weft::control::rejected::RejectReason;
 use weft::control::run::End;
 use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
+use weft::control::timing::Timing;
 
 use crate::store::{
-    MARGIN, Running, SOON, manager_at, network, node, options, path, short_leases, subnet_path,
+    Running, SOON, manager_at, network, node, options, path, short_leases, subnet_path,
 };
 use crate::support::etcd::Etcd;
 use crate::support::pace::Stopwatch;
@@ -25,7 +26,7 @@ async fn renewal_causes_no_event_for_others() {
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let key = path(own.lease.subnet);
     let (id, revision) = (etcd.lease_of(&key), etcd.revision());
-    let running = Running::start(manager, own, Duration::from_secs(2));
+    let running = Running::start(manager, own);
     sleep(Duration::from_secs(9)).await;
     running.assert_running("the lease was not kept");
     assert!(
@@ -42,7 +43,7 @@ async fn another_writer_wins_and_is_named() {
     let manager = manager_at(&etcd.url()).with_timing(short_leases());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let key = path(own.lease.subnet);
-    let running = Running::start(manager, own.clone(), Duration::from_secs(2));
+    let running = Running::start(manager, own.clone());
     sleep(Duration::from_millis(500)).await;
     let theirs = r#"{"PublicIP":"192.0.2.99","PublicIPv6":null}"#;
     etcd.ctl(&["put", &key, theirs]);
@@ -51,8 +52,9 @@ async fn another_writer_wins_and_is_named() {
     assert_eq!(end, End { new_owner });
 
     // A daemon that slept through it finds out before it writes.
-    let sleeper = manager_at(&etcd.url()).with_timing(short_leases());
-    let running = Running::start(sleeper, own, Duration::from_secs(3600));
+    let timing = Timing { renew_margin: Duration::from_secs(3600), ..short_leases() };
+    let sleeper = manager_at(&etcd.url()).with_timing(timing);
+    let running = Running::start(sleeper, own);
     assert_eq!(running.end(SOON, "a lost subnet is kept").await, End { new_owner });
     assert_eq!(etcd.get(&key).unwrap(), theirs, "the new owner's lease was overwritten");
 }
@@ -97,7 +99,7 @@ async fn an_operator_can_revoke() {
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let key = path(own.lease.subnet);
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     // The first may be in the listing before the watch; what follows it, the watch alone tells.
     // What is deleted before the watch is open has lapsed, and is taken again.
     for peer in ["192.0.2.2", "192.0.2.3"] {
@@ -116,7 +118,7 @@ async fn peers_come_move_and_go() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     let put = |key: &str, value: &str| etcd.ctl(&["put", &subnet_path(key), value]);
     put("10.5.0.0-28", r#"{"PublicIP":"192.0.2.2"}"#);
     running.wait_for_peers(&["192.0.2.2"], SOON, "a new node is unreachable").await;
@@ -152,7 +154,7 @@ async fn junk_beside_good_leases_harms_nobody() {
 
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.expect("junk keeps nodes from starting");
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     let good_peers = &["192.0.2.2", "192.0.2.4"];
     running.wait_for_peers(good_peers, SOON, "junk in the store hides good nodes").await;
     let status = running.manager.status();
@@ -202,7 +204,7 @@ async fn unparsable_own_entry_is_rewritten() {
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let key = path(own.lease.subnet);
-    let running = Running::start(manager, own, MARGIN);
+    let running = Running::start(manager, own);
     sleep(Duration::from_millis(300)).await;
     etcd.ctl(&["put", &key, "oops"]);
     let watch = Stopwatch::start();

@@ -12,6 +12,6 @@ mod keep;
 mod security;
 
 use crate::support::control::{
-    MARGIN, PREFIX, Running, SOON, addresses, manager, manager_at, network, node, options, path,
+    PREFIX, Running, SOON, addresses, manager, manager_at, network, node, options, path,
     short_leases, subnet_path,
 };

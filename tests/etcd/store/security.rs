@@ -7,7 +7,7 @@ use weft::config::options::{ClientCertificate, Credentials, EtcdOptions, Secret,
 use weft::control::error::{AcquireError, StoreError};
 
 use crate::store::{
-    MARGIN, PREFIX, Running, SOON, manager, network, node, options, short_leases, subnet_path,
+    PREFIX, Running, SOON, manager, network, node, options, short_leases, subnet_path,
 };
 use crate::support::control::connect;
 use crate::support::etcd::{Etcd, Security};
@@ -36,7 +36,7 @@ async fn role_on_prefix_is_enough() {
     let manager_of = |options| manager(options).with_timing(short_leases());
     let manager = manager_of(with("flannel", "hush"));
     let own = manager.acquire(&network(), &node(1)).await.expect("the right password is refused");
-    let mut running = Running::start(manager, own, Duration::from_secs(2));
+    let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work with a user").await;
     // Enabling authentication again invalidates every token, as its expiry does.
@@ -96,7 +96,7 @@ async fn tls_works_with_client_certificates() {
     let without = EtcdOptions { client_certificate: None, ..with.clone() };
     let manager = manager(with);
     let own = manager.acquire(&network(), &node(1)).await.expect("the certificate is refused");
-    let mut running = Running::start(manager, own, MARGIN);
+    let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work over TLS").await;
     let refused = crate::store::manager(without).network_config().await;

@@ -46,7 +46,7 @@ pub(crate) fn value(case: &Case) -> String {
 /// The rules of a node with these flags besides `-ip-masq`.
 fn wanted<'a>(flags: impl Iterator<Item = &'a str>) -> Wanted {
     let words = ["weftd", "-ip-masq"].into_iter().chain(flags).map(OsString::from);
-    let Outcome::Run(options, _) = flags::parse(words, |_| None) else {
+    let Outcome::Run(options, _) = flags::parse(words, &|_| None) else {
         panic!("the flags of the case are refused")
     };
     let RuleOptions { masquerade, random_ports, forward, .. } = options.rules;

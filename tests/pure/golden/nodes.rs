@@ -22,7 +22,7 @@ const NET_CONF: &str = r#"{"Network":"10.244.0.0/16"}"#;
 fn store(flags: &[String]) -> Option<StoreOptions> {
     let words = ["weftd", "-kube-subnet-mgr"].into_iter().chain(flags.iter().map(String::as_str));
     let outcome =
-        flags::parse(words.map(OsString::from), |name| (name == "NODE_NAME").then(|| "n1".into()));
+        flags::parse(words.map(OsString::from), &|name| (name == "NODE_NAME").then(|| "n1".into()));
     let Outcome::Run(options, _) = outcome else { return None };
     Some(options.store)
 }

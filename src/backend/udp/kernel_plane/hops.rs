@@ -26,7 +26,7 @@ pub(super) async fn find(hops: &mut Hops, table: &Table, from: SocketAddrV4) -> 
                 Some(IpAddr::V4(gateway)) => Some((interface_index, gateway)),
                 Some(IpAddr::V6(_)) => None,
             },
-            Ok(_) | Err(NetlinkError::Refused { .. } | NetlinkError::Incomplete { .. }) => None,
+            Ok(_) | Err(NetlinkError::Refused(..) | NetlinkError::Incomplete(..)) => None,
             Err(error) => return Err(error),
         };
         hops.insert(address, hop);

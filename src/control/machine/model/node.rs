@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::{Command, End, Event, Machine, Now, OwnEntry, Write};
 use super::claims::Claims;
 use super::store::{Claim, Point, Request, SimStore, unavailable};
-use super::{MARGIN, World, network, timing};
+use super::{World, network, timing};
 use crate::control::cache::Known;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::error::StoreError;
@@ -286,7 +286,7 @@ impl World {
         node.keep_at = time;
         (node.is_from_cache, node.began_from_cache) = (true, true);
         let random = fastrand::Rng::with_seed(self.random.u64(..));
-        let machine = Machine::from_cache(known, MARGIN, timing(), random, node.now(time));
+        let machine = Machine::from_cache(known, timing(), random, node.now(time));
         node.life = Life::Running(Box::new(machine));
         self.log(index, "starts from its cache");
         self.handle(index, Event::Timer);
@@ -370,7 +370,7 @@ impl World {
                 node.keep_at = time;
                 let own = OwnLease { lease, expires, network: network().network };
                 let random = fastrand::Rng::with_seed(self.random.u64(..));
-                let machine = Machine::new(own, MARGIN, timing(), random, node.now(time));
+                let machine = Machine::new(own, timing(), random, node.now(time));
                 node.life = Life::Running(Box::new(machine));
                 self.handle(index, Event::Timer);
             }

@@ -199,8 +199,8 @@ fn node_that_moved_before_it_starts_again_keeps_its_subnet() {
         ends_unix: None,
         peers: Arc::default(),
     };
-    let (margin, random) = (Duration::from_secs(3600), fastrand::Rng::with_seed(1));
-    let mut machine = Machine::from_cache(known, margin, Timing::default(), random, at(2));
+    let random = fastrand::Rng::with_seed(1);
+    let mut machine = Machine::from_cache(known, Timing::default(), random, at(2));
     let moved = Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 2)));
     assert!(machine.handle(moved, at(2)).contains(&Command::List), "it is written unread");
     let commands = machine.handle(listing(&[lease(OWN, 1, 7)], 10), at(2));

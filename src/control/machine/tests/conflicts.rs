@@ -107,18 +107,18 @@ fn foreign_keys_around_the_network_leave_the_own_subnet() {
 }
 
 /// What a watching machine does on a listing as of before what it has seen.
-fn restored(leases: Vec<Lease>, complete: bool) -> (Machine, Vec<Command>) {
+fn restored(leases: Vec<Lease>, is_cut: bool) -> (Machine, Vec<Command>) {
     let mut machine = watching(quiet());
     let lost = StoreError::HistoryLost;
     machine.handle(Event::Changed(Err(lost)), at(10));
-    let snapshot = Snapshot { leases, revision: 5, cluster: 1, complete, ..Snapshot::default() };
+    let snapshot = Snapshot { leases, revision: 5, cluster: 1, is_cut, ..Snapshot::default() };
     let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));
     (machine, commands)
 }
 
 #[test]
 fn backup_without_own_lease_keeps_running() {
-    let (_, commands) = restored(peers(), true);
+    let (_, commands) = restored(peers(), false);
     assert_eq!(end(&commands), None, "a backup from before its lease ends the daemon");
     assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
 }
@@ -126,7 +126,7 @@ fn backup_without_own_lease_keeps_running() {
 #[test]
 fn lower_revisions_after_wipe_are_news() {
     // Nothing is told of the own entry, which was last written at revision 7.
-    let (mut machine, commands) = restored(peers(), false);
+    let (mut machine, commands) = restored(peers(), true);
     assert!(commands.contains(&watch_from(5)), "{commands:?}");
     machine.handle(Event::Opened(Ok(())), at(10));
     let taken = Event::Changed(Ok(vec![Change::Put(lease(OWN, 9, 6))]));
@@ -237,7 +237,7 @@ fn change_after_incomplete_listing_is_news() {
     assert!(machine.handle(Event::Timer, at(10)).contains(&Command::List));
     // Written before the listing was made, and told of after it.
     let leases = vec![lease(1, 11, 1)];
-    let cut = Snapshot { leases, revision: 12, cluster: 1, complete: false, ..Snapshot::default() };
+    let cut = Snapshot { leases, revision: 12, cluster: 1, is_cut: true, ..Snapshot::default() };
     machine.handle(Event::Listed(Ok(cut)), at(10));
     let changes = vec![deleted(2, 11), Change::Put(lease(5, 15, 12))];
     machine.handle(Event::Changed(Ok(changes)), at(10));

@@ -77,6 +77,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         mtu_bytes,
         is_up: true,
         has_carrier: true,
+        carrier_losses: None,
         is_loopback: false,
         mac: None,
         vxlan: None,

@@ -1,14 +1,43 @@
-//! Processes of this host: rights and limits of one, and who else is there.
+//! Processes of this host: the weftd that is asked, rights and limits of one, and who else is
+//! there.
 
 use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind};
+use std::path::Path;
 
 use procfs::process::{Limit, LimitValue, Process, all_processes};
 use rustix::process::Pid;
 use rustix::thread::capabilities;
 
 use crate::config::flags::Given;
-use crate::tool::ask::shares_network;
-use crate::tool::check::facts::{OtherDaemon, ProcessFacts};
+use crate::tool::ask::{ask, pid_behind, shares_network};
+use crate::tool::check::facts::{DaemonFacts, DaemonState, OtherDaemon, ProcessFacts};
+
+/// The weftd behind the status socket.
+pub(super) fn daemon(socket: &Path) -> DaemonFacts {
+    let pid = match pid_behind(socket) {
+        Ok(pid) => pid,
+        Err(error) => return DaemonFacts { state: silence(&error), ..DaemonFacts::default() },
+    };
+    let state =
+        match (ask(socket, "/status"), pid.filter(|pid| shares_network(*pid) == Some(false))) {
+            (Ok(_), Some(pid)) => DaemonState::Elsewhere(pid),
+            (Ok((_, status)), None) => DaemonState::Answered(Box::new(status)),
+            (Err(error), _) => DaemonState::Mute(format!("{error:#}")),
+        };
+    DaemonFacts { state, pid, given: pid.and_then(given) }
+}
+
+/// Why nobody can be asked.
+fn silence(error: &io::Error) -> DaemonState {
+    let states = [
+        (ErrorKind::NotFound, DaemonState::Absent),
+        (ErrorKind::ConnectionRefused, DaemonState::Stale),
+        (ErrorKind::PermissionDenied, DaemonState::Forbidden(error.to_string())),
+    ];
+    let found = states.into_iter().find(|(kind, _)| *kind == error.kind());
+    found.map_or_else(|| DaemonState::Mute(error.to_string()), |(_, state)| state)
+}
 
 /// All processes of this pid namespace, with pid and name. Each holds a descriptor.
 pub(super) fn all() -> impl Iterator<Item = (Process, u32, String)> {
@@ -37,7 +66,7 @@ pub(super) fn given(pid: u32) -> Option<Given> {
     let process = Process::new(pid.try_into().ok()?).ok()?;
     let (arguments, variables) = (process.cmdline().ok()?, process.environ().ok()?);
     let variable = |name: &str| variables.get(OsStr::new(name)).cloned();
-    Some(Given::of(arguments.into_iter().skip(1).map(OsString::from), variable))
+    Some(Given::of(arguments.into_iter().skip(1).map(OsString::from), &variable))
 }
 
 /// Of the daemon, or of this process.
