@@ -645,3 +645,43 @@ fn a_device_made_again_has_none_of_the_queues_before() {
     kill_process(pid, Signal::CONT).expect("it runs");
     end(&overlay, manager);
 }
+
+#[test]
+fn cleanup_removes_a_tunnel_that_the_service_manager_holds() {
+    let mut overlay = Overlay::start();
+    let mut manager = manage(&mut overlay, &[]);
+    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    // What it goes on with the manager has.
+    restart(&overlay);
+    kill_process(manager.pid(), Signal::STOP).expect("it runs");
+    kill_process(child(&overlay).expect("weftd runs"), Signal::KILL).expect("weftd runs");
+    let file = overlay.dir(0).join("subnet.env");
+    let file = file.to_str().expect("a path of the test");
+    wait_until(PATIENCE, "weft cleanup sees that no weftd runs", || {
+        overlay.lab.hosts[0].succeeds(&[WEFT, "cleanup", "--subnet-file", file])
+    });
+    let left = device_index(&overlay.lab.hosts[0], "flannel0");
+    assert_eq!(left, None, "pods' packets go into a queue that nobody reads");
+    manager.stop(Signal::KILL, PATIENCE);
+}
+
+#[test]
+fn a_socket_whose_directory_could_not_be_written_is_there_later() {
+    let mut overlay = Overlay::start();
+    let place = overlay.dir(0).join("sockets");
+    fs::write(&place, "no directory").expect("a file of the test");
+    let socket = format!("--status-socket={}", place.join("weft.sock").display());
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    overlay.daemons[0] = overlay.weftd(0, &[&socket]);
+    wait_until(PATIENCE, "its log says what lacks", || {
+        overlay.daemons[0].complaints("sockets/weft.sock:") > 0
+    });
+    fs::remove_file(&place).expect("a file of the test");
+    let beside = ["weft.sock", "weft.sock.next"].map(|name| place.join(name));
+    wait_until(PATIENCE, "both sockets are there", || beside.iter().all(|path| path.exists()));
+    assert_eq!(
+        overlay.daemons[0].complaints("sockets/weft.sock:"),
+        1,
+        "it is said again and again"
+    );
+}

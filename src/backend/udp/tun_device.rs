@@ -159,10 +159,12 @@ fn steer(queues: &[Tun], program: io::Result<Steering>) {
     }
 }
 
-/// Removes the kept devices of `network`, or all, that no process has.
+/// Removes the kept devices of `network` that no process has; without one, where no weftd runs,
+/// all: what has one then is the service manager's, for a weftd to come.
 pub(crate) async fn remove_kept(network: Option<Prefix>) -> netlink::Result<Vec<(LinkId, Owner)>> {
     let mut removed = Vec::new();
-    for link in netlink::links().await?.into_iter().filter(|link| !link.has_carrier) {
+    let is_meant = |link: &Link| !link.has_carrier || network.is_none();
+    for link in netlink::links().await?.into_iter().filter(is_meant) {
         let owner =
             owner_of(&link).filter(|owner| network.is_none_or(|network| network == owner.network));
         if let Some(owner) = owner {
