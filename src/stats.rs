@@ -197,7 +197,7 @@ drop_reasons! {
     /// More arrived than this host delivers, and the socket's receive buffer was nearly full: what
     /// those send who send much goes first.
     /// Look at: who sends so much: `weft drops`; then CPU: the host cannot take packets as fast as
-    /// they arrive
+    /// they arrive. After a moment without a running weftd, it is what had no room meanwhile
     ReceiveOverload = "rx-overload",
     /// The TUN device's queue was full.
     /// Look at: CPU: the host cannot take packets as fast as they arrive

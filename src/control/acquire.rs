@@ -190,7 +190,8 @@ impl Search<'_> {
         }
         let public_ip = attributes.public_ip;
         info!(
-            "Found previously leased subnet ({subnet}), whose PublicIP goes from {before} to {public_ip}, reusing"
+            "Found previously leased subnet ({subnet}), whose PublicIP goes from {before} to \
+             {public_ip}, reusing"
         );
         let lease = Lease { attributes: attributes.clone(), ..lease.clone() };
         let moved = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;

@@ -154,6 +154,8 @@ pub(super) struct Machine {
     outage: Option<Outage>,
     backoff: Backoff,
     quiet_until: Duration,
+    /// No failed renewal is reported before this.
+    renewal_quiet_until: Duration,
     relist_at: Duration,
 
     publish_at: Option<Duration>,
@@ -198,6 +200,7 @@ impl Machine {
             outage: None,
             backoff: Backoff::between(BACKOFF),
             quiet_until: now.boot,
+            renewal_quiet_until: now.boot,
             relist_at,
             publish_at: None,
             published: None,

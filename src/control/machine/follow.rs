@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE};
+use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE, REPORT_PERIOD};
 use super::{Command, Machine, stale};
 use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::clock::format_go_duration;
@@ -13,8 +13,6 @@ use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Snapshot};
 use crate::failure::with_causes;
 
-/// Between two reports of one outage, after the first.
-const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// How long a watch must have lived for the next failure to count as new and be retried at
 /// once, instead of continuing the last one.
 const STABLE_AFTER: Duration = Duration::from_secs(10);

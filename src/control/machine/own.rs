@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::state::{ABSENT, Asked, Follow, OwnEntry, REPORT_PAUSE, Write};
+use super::state::{ABSENT, Asked, Follow, OwnEntry, REPORT_PAUSE, REPORT_PERIOD, Write};
 use super::{Command, Machine};
 use crate::control::backoff::jittered;
 use crate::control::clock::{format_go, format_go_duration};
@@ -176,8 +176,7 @@ impl Machine {
             }
             Err(error) if what == Write::Renew => {
                 self.retry_renewal_later();
-                let error = with_causes(&error);
-                self.warn(format!("Error renewing lease (trying again in 1 min): {error}"));
+                self.report_renewal(&error);
             }
             Err(error) => {
                 self.on_failure(&error);
@@ -261,6 +260,19 @@ impl Machine {
             // What may be remembered now.
             self.plan_publication();
         }
+    }
+
+    /// Near the lease's end it is tried every second.
+    fn report_renewal(&mut self, error: &StoreError) {
+        if self.renewal_quiet_until > self.now.boot {
+            return;
+        }
+        self.renewal_quiet_until = self.now.boot + REPORT_PERIOD;
+        let pause = self.renew_at.map_or(Duration::ZERO, |at| at.saturating_sub(self.now.boot));
+        let (pause, error) = (format_go_duration(pause), with_causes(error));
+        self.warn(format!(
+            "Error renewing lease (trying again in {pause}, and saying so once a minute): {error}"
+        ));
     }
 
     fn retry_renewal_later(&mut self) {

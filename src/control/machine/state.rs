@@ -12,6 +12,8 @@ pub(super) const REWRITE_PAUSE: (Duration, Duration) =
 /// Between the end of one outage and the report of the next: a store that comes and goes must
 /// not fill the log.
 pub(super) const REPORT_PAUSE: Duration = Duration::from_secs(5);
+/// Between two reports of one failure that lasts, after the first.
+pub(super) const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// How long a store must refuse for that to be news within an outage: a Kubernetes API that starts
 /// forbids everything until it has read its roles, a second or two.
 const REFUSED_FOR: Duration = Duration::from_secs(5);

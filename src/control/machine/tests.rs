@@ -322,6 +322,31 @@ fn remembers(commands: &[Command]) -> Option<&Known> {
 }
 
 #[test]
+fn renewals_that_fail_are_reported_once_a_minute() {
+    let (mut machine, _) = from_cache();
+    let all: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect();
+    let all = [all, vec![lease(OWN, 1, 7)]].concat();
+    let mut commands = machine.handle(listing(&all, 12), at(6));
+    let (mut writes, mut reports) = (0, 0);
+    for second in 7..67 {
+        commands.extend(machine.handle(Event::Timer, at(second)));
+        while let Some(answer) = commands.iter().find_map(|command| {
+            let refused = || Err(StoreError::unavailable("local store", "Read-only"));
+            let written = matches!(command, Command::Write { .. });
+            let listed = matches!(command, Command::List).then(|| listing(&all, 12));
+            let opened = matches!(command, Command::Watch { .. });
+            let answer = written.then(|| Event::Written(refused())).or(listed);
+            answer.or_else(|| opened.then_some(Event::Opened(Ok(()))))
+        }) {
+            writes += usize::from(matches!(answer, Event::Written(_)));
+            commands = machine.handle(answer, at(second));
+            reports += usize::from(says(&commands, "Read-only"));
+        }
+    }
+    assert!(writes > 10 && reports == 1, "{writes} tries, {reports} reports");
+}
+
+#[test]
 fn offline_start_publishes_at_once_and_reads_first() {
     let (mut machine, commands) = from_cache();
     assert_eq!(publishes(&commands), Some(4), "no traffic without the store: {commands:?}");

@@ -70,8 +70,8 @@ impl Machine {
             "ALARM: somebody else wrote the lease of {subnet} with our PublicIP {public_ip}. If \
              that was no operator, another node, such as one that runs flanneld, has the same \
              address, and both give their pods addresses of one subnet: give one of them another \
-             address with --public-ip or --iface, and restart it. Keeping the lease, and not \
-             writing over it"
+             address with --public-ip or --iface, and restart it. Keeping the lease, and putting \
+             our own value back"
         );
         // Counted always, and shown once in a while.
         let level = if alarm { Level::WARN } else { Level::DEBUG };
