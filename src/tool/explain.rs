@@ -190,7 +190,8 @@ impl<'a> ThisHost<'a> {
             (true, false) => self.outward(question, steps),
             (false, true) => self.inward(question, steps),
             (false, false) => Err(format!(
-                "neither address is in {subnet}, this host's subnet: ask on the host of the sender"
+                "neither address is in {subnet}, this host's subnet: ask on the host of the \
+                 sender; if that is this host, its address is in no lease"
             )),
         }
     }

@@ -79,6 +79,14 @@ pub(super) fn run(
     let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
     // Without a device the host's own address would be the source, which is no pod's.
     let gateway = (!has_device(kind)).then(|| lease.subnet.first_host());
+    if let Some(name) = node
+        && name.parse().is_ok_and(|address| lease.subnet.contains(address))
+    {
+        bail!(
+            "{name} is in {}, this host's own subnet, where nothing passes the overlay: use ping",
+            lease.subnet
+        );
+    }
     let meant = match node {
         None => peers,
         Some(name) => std::slice::from_ref(find(peers, name)?),
@@ -92,12 +100,13 @@ pub(super) fn run(
     {
         bail!("--pod {pod} is not in {subnet}, the subnet of that node");
     }
+    let is_fast = status.fast_path.as_ref().is_some_and(|fast_path| fast_path.on);
     let mut reports = Vec::new();
     for some in meant.chunks(PEERS_AT_ONCE) {
         let mut legs: Vec<_> = some.iter().map(|peer| legs(peer, kind, lease, pod)).collect();
         echo::ping(&mut legs, gateway)?;
         let each = some.iter().zip(legs);
-        reports.extend(each.map(|(peer, legs)| Report::of(peer, legs, kind)));
+        reports.extend(each.map(|(peer, legs)| Report::of(peer, legs, kind, is_fast)));
     }
     if let (Some(_), [peer], [report], true) = (node, meant, reports.as_mut_slice(), is_here) {
         let to = pod.unwrap_or_else(|| peer.subnet.first_host());
@@ -162,11 +171,17 @@ fn legs(
 }
 
 impl Report {
-    fn of(peer: &Peer, legs: Vec<Echoes>, kind: Option<BackendKind>) -> Self {
+    fn of(peer: &Peer, legs: Vec<Echoes>, kind: Option<BackendKind>, is_fast: bool) -> Self {
         let shows = Shows::of(&legs, peer.state);
         let well =
             matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf | Shows::PodAnswers);
         let mut conclusion = shows.conclusion(&legs, kind);
+        if is_fast && shows == Shows::PodIsSilent {
+            conclusion.push_str(
+                ". Or something between the hosts drops UDP without a checksum: so the fast path \
+                 sends what is of pods, and no other echo of these (compare with --fast-path=off)",
+            );
+        }
         match &peer.why {
             Some(why) if shows == Shows::NotSentTo => conclusion.clone_from(why),
             Some(_) if !well && peer.state.is_alarming() => {

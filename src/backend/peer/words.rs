@@ -43,15 +43,16 @@ impl PeerState {
                  lost, or pings alone are. HEARD of this host in `weft peers` at {host} tells. \
                  Seconds ago: packets arrive there, and a firewall of either host, or on the way, \
                  drops pings, which is no fault if pods reach each other, or more. Longer ago: \
-                 they are lost here (`weft check`), on the way, or where they come in there"
+                 they are lost here (`weft check`), on the way, or where they come in there. If \
+                 nothing answers `weft peers` there, its daemon hangs"
             ),
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: `weft \
-                 check` here names the rule, route or rp_filter that drops {what} from {host}, and \
-                 with udp `weft drops` what weftd does; else they are damaged on the way \
+                 check` here looks for a rule, route or rp_filter that drops {what} from {host}, \
+                 and with udp `weft drops` says what weftd drops; else they are damaged on the way \
                  (InCsumErrors of `nstat -az` grows), with vxlan of another VNI (`ip -d link show \
-                 type vxlan` on both hosts), or a rule drops them that `weft check` can't judge \
-                 (`nft list ruleset`)"
+                 type vxlan` on both hosts), or what `weft check` can't judge drops them: an IPsec \
+                 policy (`ip xfrm policy`) or a rule (`nft list ruleset`)"
             ),
             Self::OneWay(Way::Foreign(source)) => format!(
                 "its packets arrive here from {source} and the like, which is in no lease of \

@@ -162,6 +162,18 @@ impl Facts {
         Some(status)
     }
 
+    /// Programs that use the subnet file of the daemon that is to be checked.
+    pub(super) fn rivals(&self) -> impl Iterator<Item = &OtherDaemon> {
+        self.others.iter().filter(|it| it.subnet_file == self.asked.subnet_file)
+    }
+
+    /// The very weftd that is to be checked, by its subnet file, if its status socket is gone.
+    pub(super) fn unanswering(&self) -> Option<&OtherDaemon> {
+        let mut rivals = self.rivals();
+        let only = rivals.next().filter(|it| it.name == "weftd" && self.status().is_none());
+        only.filter(|_| rivals.next().is_none())
+    }
+
     /// The daemon's status, or that there is none to look at.
     pub(super) fn answered(&self) -> Result<&Status, Finding> {
         self.status().ok_or_else(|| "no weftd answers".into())

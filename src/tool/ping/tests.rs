@@ -62,7 +62,21 @@ fn full_packets_that_this_host_refuses_are_enough() {
 fn report(legs: Vec<Echoes>, kind: BackendKind) -> Report {
     let via = Via::Tunnel("192.0.2.2:8285".parse().unwrap());
     let peer = Peer::new("10.5.2.0/24".parse().unwrap(), None, via, PeerState::Idle);
-    Report::of(&peer, legs, Some(kind))
+    Report::of(&peer, legs, Some(kind), false)
+}
+
+/// The other echoes carry a checksum.
+#[test]
+fn where_the_fast_path_carries_what_is_of_pods_another_cause_fits() {
+    let legs = [(Leg::Host, 10), (Leg::Tunnel, 10), (Leg::TunnelFull, 10), (Leg::Pod, 0)];
+    let legs = legs.map(|(leg, answered)| echoes(leg, answered)).to_vec();
+    let via = Via::Tunnel("192.0.2.2:8285".parse().unwrap());
+    let peer = Peer::new("10.5.2.0/24".parse().unwrap(), None, via, PeerState::Ok);
+    for is_fast in [true, false] {
+        let Report { conclusion, .. } =
+            Report::of(&peer, legs.clone(), Some(BackendKind::Udp), is_fast);
+        assert_eq!(conclusion.contains("checksum"), is_fast, "{conclusion}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::facts::{DaemonState, Facts, OtherDaemon, UdpSocket};
+use super::super::facts::{DaemonState, Facts, UdpSocket};
 use super::super::finding::{Checked, failed, skipped, warning, well};
 use crate::control::clock::format_go_duration;
 use crate::route::Prefix;
@@ -17,7 +17,15 @@ const ENDED: &str = "Start weftd; its log says why it ended, such as a right tha
 
 pub(super) fn answers(facts: &Facts) -> Checked {
     let socket = facts.asked.answered.daemon.socket.display();
-    match &facts.daemon.state {
+    let state = &facts.daemon.state;
+    if let (DaemonState::Absent | DaemonState::Stale, Some(it)) = (state, facts.unanswering()) {
+        return failed(
+            format!("weftd (pid {}) runs, and nobody answers at {socket}", it.pid),
+            "Its directory was removed, or it has another --status-socket: name that with \
+             --socket, or restart weftd, which makes both anew.",
+        );
+    }
+    match state {
         DaemonState::Absent if is_left(facts) => failed(
             format!(
                 "weftd is not running: there is no {socket}, but a subnet file of an earlier run"
@@ -43,11 +51,7 @@ pub(super) fn answers(facts: &Facts) -> Checked {
 
 /// Whether a daemon ran here that is gone.
 fn is_left(facts: &Facts) -> bool {
-    facts.subnet_file.is_there && !facts.others.iter().any(|it| is_rival(facts, it))
-}
-
-fn is_rival(facts: &Facts, other: &OtherDaemon) -> bool {
-    other.subnet_file == facts.asked.subnet_file
+    facts.subnet_file.is_there && facts.rivals().next().is_none()
 }
 
 pub(super) fn state(facts: &Facts) -> Checked {
@@ -62,8 +66,10 @@ pub(super) fn state(facts: &Facts) -> Checked {
 }
 
 pub(super) fn others(facts: &Facts) -> Checked {
-    let rivals = facts.others.iter().filter(|it| is_rival(facts, it));
-    let named: Vec<_> = rivals.map(|it| format!("{} (pid {})", it.name, it.pid)).collect();
+    if let Some(it) = facts.unanswering() {
+        return Ok(format!("none beside weftd (pid {}), which does not answer", it.pid));
+    }
+    let named: Vec<_> = facts.rivals().map(|it| format!("{} (pid {})", it.name, it.pid)).collect();
     if named.is_empty() {
         let apart = facts.others.first().map(|it| it.subnet_file.display());
         let apart = apart.map(|file| format!("one with another subnet file, {file}"));
@@ -95,7 +101,9 @@ pub(super) fn tunnel_port(facts: &Facts) -> Checked {
         socket.port == port && (address.is_unspecified() || conflicts)
     };
     let is_ours = |socket: &UdpSocket| {
-        let is_daemon = |(pid, _): &(u32, String)| Some(*pid) == facts.daemon.pid;
+        let is_daemon = |(pid, _): &(u32, String)| {
+            Some(*pid) == facts.daemon.pid || facts.unanswering().is_some_and(|it| it.pid == *pid)
+        };
         // What systemd keeps for the next weftd.
         let is_systemd = |(pid, name): &(u32, String)| *pid == 1 && name == "systemd";
         match socket.holders.as_slice() {
@@ -144,7 +152,11 @@ pub(super) fn subnet_file(facts: &Facts) -> Checked {
         // It may have another one.
         return match given {
             None => skipped(evidence),
-            Some(_) => failed(evidence, "Give weftd's --subnet-file; if it is that, see its log."),
+            Some(_) => failed(
+                evidence,
+                "Give weftd's --subnet-file. If it is that, somebody has removed it: restart \
+                 weftd, which writes it anew.",
+            ),
         };
     }
     let text = |it: Option<Prefix>| it.map_or_else(|| "-".to_owned(), |it| it.to_string());

@@ -7,7 +7,7 @@ use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
 use crate::host::interface::{ExternalInterface, InterfaceError, select};
 use crate::host::listing::Listing;
-use crate::host::state::{Address, Link, Route, RouteKind};
+use crate::host::state::{Address, Link, Route, RouteKind, RouteProtocol};
 use crate::route::Prefix;
 use crate::stats::DropReason;
 use crate::status::Lease;
@@ -45,6 +45,9 @@ pub(super) fn external(facts: &Facts) -> Checked {
     let Some(name) = facts.interface() else {
         if facts.status().is_some() {
             return skipped("weftd has none yet");
+        }
+        if facts.unanswering().is_some() {
+            return skipped("the weftd that runs does not say");
         }
         return match (chosen(facts, host), &facts.asked.iface) {
             (Ok(found), _) => Ok(format!("{} with {}", found.name, found.address)),
@@ -106,6 +109,13 @@ pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
         "{name} has MTU {own_bytes}, {} has {}, and the headers take {overhead}",
         external.id.name, external.mtu_bytes
     );
+    let promised = facts.lease().map_or(0, |lease| lease.mtu_bytes);
+    if own_bytes < promised.min(most) {
+        return warning(
+            format!("{evidence}; pods were told {promised}, and their longer packets are refused"),
+            format!("Somebody has changed it: ip link set {name} mtu {}", promised.min(most)),
+        );
+    }
     if own_bytes <= most {
         return Ok(evidence);
     }
@@ -185,6 +195,11 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
     let &Lease { network, subnet, .. } = lease;
     let external = external_name(facts);
     let is_gateway_usual = facts.backend().is_some_and(|it| it.carried_by() == CarriedBy::Kernel);
+    // No lease is that long; one of another length has a route of weftd's own.
+    let is_too_long = |route: &Route| {
+        route.destination.length_bits() > subnet.length_bits()
+            && route.protocol != RouteProtocol::WEFT
+    };
     // The hosts' own network may lie in the overlay's, which `address-overlap` reports.
     let is_of_hosts = |route: &Route| {
         let [hop] = route.next_hops.as_slice() else { return false };
@@ -203,7 +218,7 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
                 let name = facts.link_name(hop.interface_index);
                 let is_own = facts.device().is_some_and(|device| name.starts_with(device));
                 let is_to_host = hop.gateway.is_some() && external.as_deref() == Some(name);
-                is_own || is_gateway_usual && is_to_host
+                is_own || is_gateway_usual && is_to_host && !is_too_long(route)
             })
     };
     // One behind a route of weftd's to the same destination is not used.

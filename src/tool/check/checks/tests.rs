@@ -376,6 +376,9 @@ const OF_THE_HOST: &[Wrong] = &[
     ("overlay-mtu", Judged::Failed, "flannel0 has MTU 1473", |it| {
         host(it).links[2].mtu_bytes = 1473;
     }),
+    ("overlay-mtu", Judged::Warning, "pods were told 1472", |it| {
+        host(it).links[2].mtu_bytes = 1300;
+    }),
     ("bridge-mtu", Judged::Warning, "cni0 has MTU 1500, the overlay 1472", |it| {
         host(it).links[3].mtu_bytes = 1500;
     }),
@@ -508,6 +511,33 @@ fn what_this_user_may_not_look_at_is_skipped() {
         assert_eq!(judge(id, &facts).verdict, Judged::Skipped, "{id}");
     }
     assert_eq!(judge("daemon-answers", &facts).verdict, Judged::Skipped);
+}
+
+#[test]
+fn a_part_of_a_lease_by_another_host_is_foreign() {
+    let mut facts = well(BackendKind::Vxlan);
+    host(&mut facts).routes.push(route("10.5.7.9/32", 2, Some("192.0.2.7")));
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Failed);
+    let own = Route { protocol: RouteProtocol::WEFT, ..route("10.5.7.8/30", 2, Some("192.0.2.7")) };
+    *host(&mut facts).routes.last_mut().unwrap() = own;
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok, "a small lease");
+}
+
+/// As when its directory was removed: everything of it is in place.
+#[test]
+fn a_weftd_whose_socket_is_gone_is_in_nobodys_way() {
+    let mut facts = well(BackendKind::Udp);
+    let subnet_file = facts.asked.subnet_file.clone();
+    facts.others = vec![OtherDaemon { pid: DAEMON, name: "weftd".to_owned(), subnet_file }];
+    facts.daemon = DaemonFacts::default();
+    host(&mut facts).routes.clear();
+    let found = judge("daemon-answers", &facts);
+    assert_eq!(found.verdict, Judged::Failed);
+    for id in ["other-daemon", "tunnel-port", "external-interface"] {
+        let found = judge(id, &facts);
+        let is_blamed = matches!(found.verdict, Judged::Failed | Judged::Warning);
+        assert!(!is_blamed, "{id}: {}", found.evidence);
+    }
 }
 
 #[test]
