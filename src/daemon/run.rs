@@ -228,7 +228,8 @@ async fn until_stopped(
         }
     };
     // By its claim the next weftd knows the subnet as its own, should it have another address.
-    if let Some(manager) = manager.get().filter(|_| !run.options.dataplane.keep_tunnel) {
+    let is_kept = run.options.dataplane.keep_tunnel && matches!(outcome, Outcome::Exit(_));
+    if let Some(manager) = manager.get().filter(|_| !is_kept) {
         manager.release_claim().await;
     }
     outcome

@@ -120,9 +120,9 @@ const OF_THE_HOST: &[Broken] = &[
         "mv $DIR/kept $DIR/subnet.env",
     ),
     here(
-        "a daemon that does not answer has the subnet file",
+        "the status socket of a weftd that runs is gone",
         Screen::Check,
-        "other-daemon",
+        "runs, and nobody answers",
         "mv $DIR/weft.sock $DIR/weft.sock.away",
         "mv $DIR/weft.sock.away $DIR/weft.sock",
     ),
