@@ -47,6 +47,7 @@ pub fn main(
     adjust: impl FnOnce(&mut Timing),
 ) -> ExitCode {
     let passed = descriptors::passed();
+    crate::sys::memory::return_large_blocks();
     let (options, warnings) = match flags::parse(arguments, variable) {
         Outcome::Run(options, warnings) => (options, warnings),
         Outcome::End(text, code) => {

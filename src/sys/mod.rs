@@ -15,6 +15,7 @@ pub mod echo;
 pub mod ethtool;
 pub mod inherited;
 pub mod link;
+pub mod memory;
 pub mod reuseport;
 pub mod ring;
 pub mod schedule;

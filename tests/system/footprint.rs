@@ -147,8 +147,7 @@ fn nothing_leaks_as_devices_leases_clients_change() {
     let (handles_before, memory_before) =
         (handles(&overlay.daemons[0]), status_bytes(&overlay.daemons[0], "RssAnon"));
     let mut memory = vec![memory_before];
-    // A leak grows each time. Beside the whole suite memory grew by 6 MB in seven rounds, twice,
-    // and never alone; why is not known. So it is looked at again then, below the bound of all.
+    // A leak grows each time.
     for window in 0..3 {
         (3 + window * ROUNDS..3 + (window + 1) * ROUNDS).for_each(round);
         settle(&overlay, 3);
