@@ -36,8 +36,6 @@ pub struct Ingress {
     /// The ICMP errors due; each names the tunnel endpoint it goes to.
     pub replies: Replies,
     shedder: Shedder,
-    /// What is known of the addresses of a batch.
-    known: Known,
     /// What is left of a batch that met a full plan.
     pending: Option<GroBatch>,
     /// Where in the arena the datagram lies that was decided on last.
@@ -61,7 +59,6 @@ impl Ingress {
             coalescer: Coalescer::new(limits),
             replies: Replies::default(),
             shedder: Shedder::new(),
-            known: None,
             pending: None,
             current: Span::default(),
             delivered: Delivered::default(),
@@ -128,7 +125,7 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        self.known = None;
+        let mut known = None;
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
@@ -141,7 +138,7 @@ impl Ingress {
             let datagram = Span { offset: batch.span.offset, bytes };
             batch.span.offset += bytes;
             batch.span.bytes -= bytes;
-            self.packet(context, arena, &batch, datagram);
+            self.packet(context, arena, &batch, datagram, &mut known);
         }
         Ok(())
     }
@@ -152,6 +149,7 @@ impl Ingress {
         arena: &mut [u8],
         batch: &GroBatch,
         datagram: Span,
+        known: &mut Known,
     ) {
         self.current = datagram;
         #[cfg(test)]
@@ -170,7 +168,6 @@ impl Ingress {
         };
         let Context { local, table, .. } = context;
         let (sender, ecn) = (batch.sender, batch.ecn);
-        let known = &mut self.known;
         let ecn = match decide::ingress(local, table, sender, ecn, &header, bytes, known) {
             Ok(ecn) => ecn,
             Err(Refusal { reason, answer }) => {
