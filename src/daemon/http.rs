@@ -85,7 +85,7 @@ pub(super) async fn listen(address: SocketAddr, what: &str, flags: &str) -> Resu
 }
 
 /// What `listen` gives, as soon as it does: nobody's packets depend on it.
-pub(super) async fn patiently(listen: impl AsyncFn() -> Result<TcpListener>) -> TcpListener {
+pub(super) async fn patiently<T>(listen: impl AsyncFn() -> Result<T>) -> T {
     let mut told = LogOnce::default();
     loop {
         match listen().await {

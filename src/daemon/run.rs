@@ -6,7 +6,6 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
 use crate::backend::handover::Handover;
@@ -39,15 +38,11 @@ use crate::daemon::running::Running;
 use crate::daemon::status::PrivateSocket;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Beginning, Predecessor, Successor};
-use crate::daemon::{contain, descriptors, identity, limits, notify, rules};
-use crate::failure::LogOnce;
+use crate::daemon::{contain, descriptors, http, identity, limits, notify, rules};
 use crate::host::lock::DaemonLock;
 use crate::netfilter::diff::Trigger;
 use crate::route::Prefix;
 use crate::status;
-
-/// Between two tries to listen at a socket: as for the subnet file beside it.
-const SOCKET_RETRY: Duration = Duration::from_secs(5);
 
 /// Before the control plane starts again after a panic, which may have a cause that lasts.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
@@ -248,13 +243,15 @@ async fn serve(run: &Run<'_>) -> Result<Infallible> {
     let report = Arc::new(Report::new(manager, readiness.clone(), options.settings.clone()));
     let pages = Arc::clone(&report);
     let status = async {
-        let socket = listen(&options.status_socket, "no status socket, `weft status` won't work");
-        socket.await.serve(move |path| pages.page(path)).await
+        let what_lacks = "no status socket, `weft status` won't work";
+        let listen = async || PrivateSocket::bind(&options.status_socket).context(what_lacks);
+        http::patiently(listen).await.serve(move |path| pages.page(path)).await
     };
     let beside = take_over::socket_beside(&options.status_socket);
     let asked = async {
-        let socket = listen(&beside, "no weftd can take over with --take-over").await;
-        take_over::answer(socket, handover, successors.clone()).await
+        let what_lacks = "no weftd can take over with --take-over";
+        let listen = async || PrivateSocket::bind(&beside).context(what_lacks);
+        take_over::answer(http::patiently(listen).await, handover, successors.clone()).await
     };
     let scraped = options.metrics_address.map(|address| Arc::clone(&report).serve_metrics(address));
     tokio::select! {
@@ -265,20 +262,6 @@ async fn serve(run: &Run<'_>) -> Result<Infallible> {
         never = notify::keep_watchdog(|| report.stalled()) => match never {},
         never = status => match never {},
         never = asked => match never {},
-    }
-}
-
-/// Listens at `path` as soon as its directory allows it; says what lacks until then.
-async fn listen(path: &Path, what_lacks: &str) -> PrivateSocket {
-    let mut logged = LogOnce::default();
-    loop {
-        match PrivateSocket::bind(path) {
-            Ok(socket) => return socket,
-            Err(error) => logged.once(&format!("{error:#}"), |text| {
-                warn!("{what_lacks}: {text}; trying again every {} s", SOCKET_RETRY.as_secs());
-            }),
-        }
-        sleep(SOCKET_RETRY).await;
     }
 }
 

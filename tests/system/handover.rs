@@ -553,16 +553,19 @@ fn child(overlay: &Overlay) -> Option<Pid> {
     Pid::from_raw(text.parse().ok()?)
 }
 
-/// Puts host 0's weftd into the care of a service manager.
-fn manage(overlay: &mut Overlay, arguments: &[&str]) -> Process {
+/// Two hosts, and the weftd of host 0 in the care of a service manager.
+fn managed(arguments: &[&str]) -> (Overlay, Process) {
+    let mut overlay = Overlay::start();
     overlay.daemons[0].stop(Signal::TERM, PATIENCE);
-    let (flags, directory) = (places(overlay), overlay.dir(0));
+    let (flags, directory) = (places(&overlay), overlay.dir(0));
     let directory = directory.to_str().expect("a path of the test");
     let mut argv = vec!["/usr/bin/python3", "-c", SERVICE_MANAGER, directory, WEFTD];
     argv.extend(flags.iter().map(String::as_str));
     argv.extend(["--iface=wire0", "--iptables-forward-rules=false"]);
     argv.extend(arguments);
-    overlay.lab.hosts[0].spawn(&argv)
+    let manager = overlay.lab.hosts[0].spawn(&argv);
+    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    (overlay, manager)
 }
 
 /// Whether host 0's weftd carries packets to the other one.
@@ -593,9 +596,7 @@ fn end(overlay: &Overlay, mut manager: Process) {
 #[test]
 fn a_restart_by_the_service_manager_loses_nothing() {
     for arguments in [["--workers=1", "--engine=mmsg"], ["--workers=2", "--engine=io_uring"]] {
-        let mut overlay = Overlay::start();
-        let manager = manage(&mut overlay, &arguments);
-        wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+        let (mut overlay, manager) = managed(&arguments);
         let made = device_index(&overlay.lab.hosts[0], "flannel0");
         // So few that they have room in the queues, on a slow machine too.
         under_traffic(&mut overlay, 100, |overlay| {
@@ -611,9 +612,7 @@ fn a_restart_by_the_service_manager_loses_nothing() {
 
 #[test]
 fn what_does_not_suit_the_next_weftd_is_made_again() {
-    let mut overlay = Overlay::start();
-    let manager = manage(&mut overlay, &[]);
-    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    let (overlay, manager) = managed(&[]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
     let other_port = CONFIG.replace(r#""udp""#, r#""udp","Port":8286"#);
     fs::write(overlay.files().join("store/config"), other_port).expect("a file of the test");
@@ -629,9 +628,7 @@ fn what_does_not_suit_the_next_weftd_is_made_again() {
 
 #[test]
 fn a_device_made_again_has_none_of_the_queues_before() {
-    let mut overlay = Overlay::start();
-    let manager = manage(&mut overlay, &[]);
-    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    let (overlay, manager) = managed(&[]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
     // It still has the queues when the next ones are opened.
     let pid = manager.pid();
@@ -648,9 +645,7 @@ fn a_device_made_again_has_none_of_the_queues_before() {
 
 #[test]
 fn cleanup_removes_a_tunnel_that_the_service_manager_holds() {
-    let mut overlay = Overlay::start();
-    let mut manager = manage(&mut overlay, &[]);
-    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    let (overlay, mut manager) = managed(&[]);
     // What it goes on with the manager has.
     restart(&overlay);
     kill_process(manager.pid(), Signal::STOP).expect("it runs");

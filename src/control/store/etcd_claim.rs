@@ -109,16 +109,17 @@ impl Claims {
 
     /// Who claims `public_ip` now, in words.
     pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
-        let found = self.connection.get(READING, &self.claim_path(public_ip)).await?;
-        let holder = found.and_then(|found| holder_of(found.value(), found.lease()));
-        Ok(holder.map(|holder| holder.describe(false)))
+        Ok(self.claimant(public_ip).await?.map(|holder| holder.describe(false)))
     }
 
     /// Whether `public_ip` is claimed by an earlier run of this node, since it was booted.
     pub(super) async fn is_ours(&self, public_ip: Ipv4Addr) -> StoreResult<bool> {
+        Ok(self.node.is_some() && self.claimant(public_ip).await? == self.node)
+    }
+
+    async fn claimant(&self, public_ip: Ipv4Addr) -> StoreResult<Option<NodeIdentity>> {
         let found = self.connection.get(READING, &self.claim_path(public_ip)).await?;
-        let holder = found.and_then(|found| holder_of(found.value(), found.lease()));
-        Ok(self.node.is_some() && holder == self.node)
+        Ok(found.and_then(|found| holder_of(found.value(), found.lease())))
     }
 
     /// Gives up the claim of this run, and has the store take it back if that `is_up`. The next run

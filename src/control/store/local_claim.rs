@@ -71,10 +71,7 @@ impl FileClaims {
         let Some(node) = self.node.clone() else { return Ok(false) };
         let is_ours = move |files: &Files| {
             let path = files.claims_path().join(public_ip.to_string());
-            let lock = |source| failed("lock", &path, source);
-            let is_left = path.try_exists().map_err(lock)?
-                && lock_file::try_lock(&path).map_err(lock)?.is_some();
-            Ok(is_left && named_in(&path) == node)
+            Ok(is_held(&path)? == Some(false) && named_in(&path) == node)
         };
         self.files.apart(is_ours).await
     }
@@ -83,13 +80,20 @@ impl FileClaims {
     pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
         let holder = move |files: &Files| {
             let path = files.claims_path().join(public_ip.to_string());
-            let lock = |source| failed("lock", &path, source);
-            let is_there = path.try_exists().map_err(lock)?;
-            let is_free = !is_there || lock_file::try_lock(&path).map_err(lock)?.is_some();
-            Ok((!is_free).then(|| named_in(&path).describe(false)))
+            let is_held = is_held(&path)? == Some(true);
+            Ok(is_held.then(|| named_in(&path).describe(false)))
         };
         self.files.apart(holder).await
     }
+}
+
+/// Whether a daemon that runs has the claim at `path`; `None` if there is none.
+fn is_held(path: &Path) -> StoreResult<Option<bool>> {
+    let lock = |source| failed("lock", path, source);
+    if !path.try_exists().map_err(lock)? {
+        return Ok(None);
+    }
+    Ok(Some(lock_file::try_lock(path).map_err(lock)?.is_none()))
 }
 
 fn named_in(path: &Path) -> NodeIdentity {

@@ -195,7 +195,7 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
     let &Lease { network, subnet, .. } = lease;
     let external = external_name(facts);
     let is_gateway_usual = facts.backend().is_some_and(|it| it.carried_by() == CarriedBy::Kernel);
-    // No lease is that long; one of another length has a route of weftd's own.
+    // A part of a lease is no lease; to a lease of another length weftd sets the route itself.
     let is_too_long = |route: &Route| {
         route.destination.length_bits() > subnet.length_bits()
             && route.protocol != RouteProtocol::WEFT
