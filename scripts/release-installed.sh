@@ -56,7 +56,7 @@ peer_up() {
 lost() {
     awk -F 'icmp_seq=' '/icmp_seq=/ { number = $2 + 0; seen[number] = 1
             if (number > last) last = number }
-        END { for (number = 1; number <= last - 20; number++)
+        END { for (number = 1; number <= last - 2; number++)
                 if (number in seen) answered++; else lost++
             print answered + 0, lost + 0 }' /tmp/pings
 }
@@ -81,7 +81,9 @@ far=$(sed -n 's/^FLANNEL_SUBNET=\(.*\)\.1\/.*/\1.0/p' /tmp/peer/subnet.env)
 soon "answer through the tunnel" ping -n -c 1 -W 1 "$far"
 
 first=$(systemctl show weftd -p MainPID --value)
-ping -n -i 0.01 "$far" >/tmp/pings &
+# ping's socket holds some 170 answers, and ping itself loses what comes beyond them while it does
+# not run. At this pace those are more seconds than any restart lasts.
+ping -n -i 0.1 "$far" >/tmp/pings &
 pinging=$!
 sleep 1
 dpkg -i "$new" >/dev/null
@@ -94,7 +96,7 @@ second=$(systemctl show weftd -p MainPID --value)
 [[ $(readlink "/proc/$second/exe") == /usr/bin/weftd ]] || fail "an old program runs"
 grep -q '^FLANNELD_IFACE=eth9$' /etc/default/weftd || fail "the upgrade lost the configuration"
 read -r answered lost < <(lost)
-((answered >= 100 && lost == 0)) || fail "upgrade: $answered pings answered, $lost lost"
+((answered >= 10 && lost == 0)) || fail "upgrade: $answered pings answered, $lost lost"
 echo "upgrade: $answered pings answered, $lost lost"
 
 dpkg -r weft >/dev/null

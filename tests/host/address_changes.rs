@@ -9,6 +9,7 @@ use weft::status::Cause;
 
 use crate::support::lab::{Lab, SubnetEnv, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::traffic::tcp_transfer;
 
@@ -51,7 +52,7 @@ fn tunnel_and_lease_follow_a_replaced_address() {
             thread::sleep(Duration::from_millis(300));
             let lines = overlay.daemons[0].output().lines().count();
             replace(&overlay, old, new);
-            let started = Instant::now();
+            let started = Stopwatch::start();
             overlay.traffic_resumes(CONVERGE, "the address was replaced");
             let target = overlay.pod(0).to_string();
             let left = CONVERGE.saturating_sub(started.elapsed());
