@@ -13,6 +13,7 @@ mod tun;
 pub use crate::sys::echo::{only_types, receive as receive_message, tell_arrival};
 pub use crate::sys::link::ignore_outgoing;
 pub use crate::sys::steering::{LANES, Steering};
+pub use crate::sys::udp::{Datagrams, SendBatch};
 pub use inherited::{inherit, tun_names};
 pub use socket::{SEGMENTS_MIN, SocketError, TunnelSocket};
 pub use tun::{Tun, TunError, TunOffload};

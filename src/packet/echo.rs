@@ -70,6 +70,9 @@ impl Request {
         let Some(head) = packet.first_chunk_mut::<ECHO_BYTES_MIN>() else { return };
         head[0] = 0x45;
         head[2..4].copy_from_slice(&total_bytes.to_be_bytes());
+        // Of a raw packet without an identification the kernel makes one, by a hash of addresses
+        // and a counter that it shares with others (`raw_send_hdrinc`, net/ipv4/raw.c).
+        head[4..6].copy_from_slice(&self.sequence.max(1).to_be_bytes());
         head[8] = self.ttl;
         head[9] = protocol::ICMP;
         head[12..16].copy_from_slice(&self.source.octets());
@@ -292,6 +295,7 @@ mod tests {
             let request = request(bytes);
             let header = Ipv4Header::parse(&request).expect("every kernel takes it");
             assert_eq!((header.source, header.destination), (NEAR, FAR));
+            assert_ne!(request[4..6], [0, 0], "the kernel would make an identification");
             let icmp = &request[HEADER_BYTES_MIN..];
             assert_eq!(checksum::finish(checksum::sum(icmp)), [0, 0], "{bytes} bytes");
             let reply = answer(&request);

@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4230),
-    ("backend", 5720, 56800),
+    ("backend", 5770, 57300),
     ("bin", 10, 200),
     ("config", 1630, 16200),
     ("daemon", 3370, 34610),
@@ -22,7 +22,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("host", 2520, 26000),
     ("netfilter", 1090, 10800),
     ("offload", 790, 7190),
-    ("packet", 710, 6920),
+    ("packet", 710, 6950),
     ("rights", 50, 530),
     ("route", 270, 2540),
     ("stats", 240, 2080),

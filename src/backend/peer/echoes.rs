@@ -3,14 +3,15 @@
 
 use std::future::pending;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use crate::device::{only_types, receive_message, tell_arrival};
+use crate::device::{Datagrams, SendBatch, only_types, receive_message, tell_arrival};
+use crate::packet::Span;
 use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL, Tokens};
 
 /// Room for the answers to several searches for a path's MTU at once.
@@ -25,6 +26,19 @@ pub(in crate::backend) const ECHO_BYTES: u16 = 84;
 
 /// Any packet fits.
 const PACKET_BYTES_MAX: usize = 64 << 10;
+
+/// Echoes that are sent with one call: as many as fit in the buffer, more than one tick has.
+const BATCH_MAX: usize = PACKET_BYTES_MAX / ECHO_BYTES as usize;
+
+/// An echo to send as the kernel routes it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Echo {
+    /// Of which peer a refusal says something.
+    pub(super) of: Option<Ipv4Addr>,
+    pub(super) to: Ipv4Addr,
+    pub(super) ttl: u8,
+    pub(super) sequence: u16,
+}
 
 #[derive(Debug)]
 pub(in crate::backend) struct Echoes {
@@ -51,11 +65,31 @@ impl Echoes {
         })
     }
 
-    /// Sends an echo as the kernel routes it.
-    pub(super) fn send(&mut self, to: Ipv4Addr, ttl: u8, sequence: u16) -> io::Result<()> {
-        self.write([Ipv4Addr::UNSPECIFIED, to], ttl, ECHO_BYTES, sequence);
-        let to = SocketAddr::from((to, 0));
-        self.socket.send_to(&self.buffer[..ECHO_BYTES.into()], &to.into()).map(drop)
+    /// Sends all of these, whichever of them are `refused`.
+    pub(super) fn send(&mut self, echoes: &[Echo], mut refused: impl FnMut(Echo, io::Error)) {
+        for echoes in echoes.chunks(BATCH_MAX) {
+            let place = |at: usize| Span::new(at * usize::from(ECHO_BYTES), ECHO_BYTES.into());
+            for (at, echo) in echoes.iter().enumerate() {
+                let addresses = [Ipv4Addr::UNSPECIFIED, echo.to];
+                self.write(addresses, echo.ttl, place(at), echo.sequence);
+            }
+            let (mut batch, mut next) = (SendBatch::new(echoes.len(), echoes.len()), 0);
+            while let Some(first) = echoes.get(next) {
+                let messages = echoes.iter().enumerate().skip(next).map(|(at, echo)| {
+                    let destination = SocketAddrV4::new(echo.to, 0);
+                    Datagrams { destination, segment_bytes: None, spans: [place(at)] }
+                });
+                // The call ends before one that the kernel refuses, or with its error if it is the
+                // first: those behind it need another.
+                next += match batch.send(self.socket.as_fd(), &self.buffer, messages) {
+                    Ok(sent) => sent.max(1),
+                    Err(error) => {
+                        refused(*first, error);
+                        1
+                    }
+                };
+            }
+        }
     }
 
     /// An echo of this length, for another way to send it.
@@ -65,14 +99,15 @@ impl Echoes {
         bytes: u16,
         sequence: u16,
     ) -> &[u8] {
-        self.write(addresses, TTL, bytes, sequence);
+        self.write(addresses, TTL, Span::new(0, bytes.into()), sequence);
         &self.buffer[..bytes.into()]
     }
 
-    fn write(&mut self, [source, destination]: [Ipv4Addr; 2], ttl: u8, bytes: u16, sequence: u16) {
-        let token = self.tokens.of(destination, sequence, bytes);
+    fn write(&mut self, [source, destination]: [Ipv4Addr; 2], ttl: u8, place: Span, sequence: u16) {
+        // Lengths are those of echoes, 16 bits wide.
+        let token = self.tokens.of(destination, sequence, place.bytes as u16);
         Request { source, destination, ttl, identifier: self.identifier, sequence, token }
-            .write(&mut self.buffer[..bytes.into()]);
+            .write(&mut self.buffer[place.range()]);
     }
 
     /// What a packet says, however it came.
@@ -103,5 +138,40 @@ impl Echoes {
             Ok(socket) => socket.readable().await.unwrap_or_default(),
             Err(_) => pending().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn loopback(last: u8) -> Ipv4Addr {
+        Ipv4Addr::new(127, 0, 0, last)
+    }
+
+    #[test]
+    fn echoes_behind_a_refused_one_are_sent_once() {
+        let Ok(mut echoes) = Echoes::open() else {
+            println!("skipped: no right to raw sockets");
+            return;
+        };
+        // No route leads there from this host, which may be without any network: that is refused.
+        let nowhere = Ipv4Addr::BROADCAST;
+        let all = [loopback(1), nowhere, nowhere, loopback(2), loopback(3), nowhere];
+        let all = all.map(|to| Echo { of: Some(to), to, ttl: TTL, sequence: 9 });
+        let mut refused = Vec::new();
+        echoes.send(&all, |echo, _| refused.push(echo.of));
+        assert_eq!(refused, [Some(nowhere); 3]);
+        let mut came = Vec::new();
+        let end = std::time::Instant::now() + Duration::from_secs(5);
+        while came.len() < 3 && std::time::Instant::now() < end {
+            let replies = echoes.receive().into_iter().filter_map(|(.., answer)| match answer {
+                Answer::Reply(reply) => Some(reply.source),
+                Answer::Asked(_) | Answer::Lost { .. } | Answer::Refused { .. } => None,
+            });
+            came.extend(replies);
+        }
+        came.sort_unstable();
+        assert_eq!(came, [1, 2, 3].map(loopback));
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::capture::Capture;
-use super::echoes::{ECHO_BYTES, Echoes};
+use super::echoes::{ECHO_BYTES, Echo, Echoes};
 use super::evidence::{Ask, Evidence, LOOK, Reached, Sample};
 use super::machine::Machine;
 use super::state::{Obstacle, Reachability};
@@ -154,19 +154,23 @@ impl Health {
             return Vec::new();
         };
         let mut asks = machine.tick(now);
-        for ask in &asks {
-            let beyond = ask.beyond.map(|beyond| (beyond, manner.ttl));
-            for (to, ttl) in [(ask.target, TTL)].into_iter().chain(beyond) {
-                machine.sends_own(ask.host, now);
-                if let Some(errno) = echoes.send(to, ttl, ask.sequence).err().and_then(obstacle) {
-                    machine.note(ask.host, Evidence::Unsendable(errno), now);
-                }
+        let mut all = Vec::with_capacity(asks.len());
+        for &Ask { host, target, beyond, asks_host, sequence } in &asks {
+            let inner = [Some((target, TTL)), beyond.map(|beyond| (beyond, manner.ttl))];
+            for (to, ttl) in inner.into_iter().flatten() {
+                machine.sends_own(host, now);
+                all.push(Echo { of: Some(host), to, ttl, sequence });
             }
-            if ask.asks_host && ask.host != ask.target {
-                // One that goes unanswered says nothing.
-                echoes.send(ask.host, TTL, ask.sequence).ok();
+            if asks_host && host != target {
+                // One that can't be sent says nothing of the tunnel.
+                all.push(Echo { of: None, to: host, ttl: TTL, sequence });
             }
         }
+        echoes.send(&all, |echo, error| {
+            if let Some((host, obstacle)) = echo.of.zip(obstacle(error)) {
+                machine.note(host, Evidence::Unsendable(obstacle), now);
+            }
+        });
         capture.watch(machine.in_question(now), machine.external, now);
         self.is_waiting = machine.is_waiting(now);
         self.next_tick = now + machine.until_tick(now).unwrap_or(LONG);

@@ -26,7 +26,8 @@ const TICK_QUESTIONS_MAX: usize = 80;
 /// All peers of one backend, by their hosts.
 #[derive(Debug)]
 pub(in crate::backend) struct Machine {
-    peers: BTreeMap<Ipv4Addr, Entry>,
+    /// In the order of the hosts, each once: all are passed over, several times a second.
+    peers: Vec<Entry>,
     /// Those in use that were not quiet at the last tick: between two ticks nobody else is looked
     /// at, and of thousands of peers these are few.
     loud: Vec<Ipv4Addr>,
@@ -39,10 +40,10 @@ pub(in crate::backend) struct Machine {
     random: fastrand::Rng,
 }
 
-/// What is small lies side by side: most of thousands of peers are passed over, several times a
-/// second.
-#[derive(Debug, Default)]
+/// What is small lies side by side: most of thousands of peers are passed over.
+#[derive(Debug)]
 struct Entry {
+    host: Ipv4Addr,
     /// [`Peer::quiet_until`], unless an echo was sent since.
     quiet_until: Option<Instant>,
     peer: Box<Peer>,
@@ -58,7 +59,7 @@ impl Machine {
     /// Nobody is known yet. `in_use` where use is known at times only.
     pub(super) fn new(is_use_rare: bool, seed: u64) -> Self {
         Self {
-            peers: BTreeMap::new(),
+            peers: Vec::new(),
             loud: Vec::new(),
             addresses: HashMap::new(),
             external: 0,
@@ -70,32 +71,50 @@ impl Machine {
     /// These are the peers from now on, behind the interface with this index.
     pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts, external: u32) {
         self.external = external;
-        self.peers.retain(|host, _| hosts.contains_key(host));
+        let mut before = std::mem::take(&mut self.peers).into_iter().peekable();
         self.addresses.clear();
         for (host, leases) in hosts {
             for Reached { subnet, target, interface } in &leases {
                 let place = (host, *interface);
                 self.addresses.extend([(*target, place), (beyond(*subnet), place)]);
             }
-            self.peers.entry(host).or_default().peer.leases = leases;
+            while before.next_if(|entry| entry.host < host).is_some() {}
+            let known = before.next_if(|entry| entry.host == host);
+            let new = || Entry { host, quiet_until: None, peer: Box::default() };
+            let mut entry = known.unwrap_or_else(new);
+            entry.peer.leases = leases;
+            self.peers.push(entry);
         }
+    }
+
+    fn position(&self, host: Ipv4Addr) -> Option<usize> {
+        self.peers.binary_search_by_key(&host, |entry| entry.host).ok()
+    }
+
+    fn entry(&self, host: Ipv4Addr) -> Option<&Entry> {
+        self.peers.get(self.position(host)?)
+    }
+
+    fn peer_mut(&mut self, host: Ipv4Addr) -> Option<&mut Peer> {
+        let at = self.position(host)?;
+        self.peers.get_mut(at).map(|entry| &mut *entry.peer)
     }
 
     /// The host that answers at this address, or behind which it is, and by which interface what
     /// comes from there comes.
     pub(super) fn place_of(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, u32)> {
         let place = self.addresses.get(&address).copied();
-        place.or_else(|| self.peers.contains_key(&address).then_some((address, self.external)))
+        place.or_else(|| self.position(address).map(|_| (address, self.external)))
     }
 
     /// Whether packets were sent to this peer lately.
     pub(in crate::backend) fn is_in_use(&self, host: Ipv4Addr, now: Instant) -> bool {
-        self.peers.get(&host).is_some_and(|entry| entry.peer.is_in_use(self.in_use, now))
+        self.entry(host).is_some_and(|entry| entry.peer.is_in_use(self.in_use, now))
     }
 
     /// Whether its host said of late that nobody is at the tunnel's port.
     pub(in crate::backend) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
-        self.peers.get(&host).is_some_and(|entry| entry.peer.has_no_daemon(host, now))
+        self.entry(host).is_some_and(|entry| entry.peer.has_no_daemon(host, now))
     }
 
     /// Whether this is an address whose echo is asked for.
@@ -109,15 +128,14 @@ impl Machine {
         mut count: impl FnMut(Ipv4Addr, &[Reached]) -> Sample,
         now: Instant,
     ) {
-        for (host, Entry { peer, .. }) in &mut self.peers {
-            let sample = count(*host, &peer.leases);
-            peer.note(sample, self.in_use, now);
+        for Entry { host, peer, .. } in &mut self.peers {
+            peer.note(count(*host, &peer.leases), self.in_use, now);
         }
     }
 
     /// Whether the last look may have missed that a peer is used: another one soon tells.
     pub(super) fn is_use_in_doubt(&self) -> bool {
-        self.peers.values().any(|entry| entry.peer.is_in_doubt)
+        self.peers.iter().any(|entry| entry.peer.is_in_doubt)
     }
 
     /// Gives the echoes that are due.
@@ -125,7 +143,7 @@ impl Machine {
         let in_use = self.in_use;
         let (mut due, mut used) = (Vec::new(), 0);
         self.loud.clear();
-        for (host, entry) in &mut self.peers {
+        for entry in &mut self.peers {
             if entry.is_quiet(now) {
                 used += 1;
                 continue;
@@ -135,23 +153,23 @@ impl Machine {
                 continue;
             }
             used += 1;
-            self.loud.push(*host);
+            self.loud.push(entry.host);
             if let Some(urgency) = entry.peer.urgency(in_use, now) {
-                due.push((urgency, *host, entry));
+                due.push((urgency, entry));
             }
         }
         // Of equally urgent ones, who has waited longest.
-        due.sort_by_key(|(urgency, _, entry)| (*urgency, entry.peer.last_asked()));
+        due.sort_by_key(|(urgency, entry)| (*urgency, entry.peer.last_asked()));
         let mut questions = 0;
-        due.retain(|(urgency, ..)| {
+        due.retain(|(urgency, _)| {
             questions += usize::from(*urgency != Urgency::Steady);
             *urgency == Urgency::Steady || questions <= TICK_QUESTIONS_MAX
         });
         let random = &mut self.random;
         let asked = due.into_iter().take(TICK_MAX);
-        let ask = |(_, host, entry): (_, _, &mut Entry)| {
+        let ask = |(_, entry): (_, &mut Entry)| {
             entry.quiet_until = None;
-            entry.peer.ask(host, used, random, now)
+            entry.peer.ask(entry.host, used, random, now)
         };
         asked.filter_map(ask).collect()
     }
@@ -159,27 +177,26 @@ impl Machine {
     /// Takes in what came to be known of a peer.
     pub(super) fn note(&mut self, host: Ipv4Addr, mut evidence: Evidence, now: Instant) {
         if let Evidence::Foreign(source, is_anothers) = &mut evidence {
-            let mut leases = self.peers.values().flat_map(|entry| &entry.peer.leases);
+            let mut leases = self.peers.iter().flat_map(|entry| &entry.peer.leases);
             *is_anothers = leases.any(|lease| lease.subnet.contains(*source));
         }
-        if let Some(Entry { peer, .. }) = self.peers.get_mut(&host) {
+        if let Some(peer) = self.peer_mut(host) {
             peer.take_in(evidence, now);
         }
     }
 
     /// A packet of our own goes to this peer, which is no use of it.
     pub(super) fn sends_own(&mut self, host: Ipv4Addr, now: Instant) {
-        if let Some(Entry { peer, .. }) = self.peers.get_mut(&host) {
+        if let Some(peer) = self.peer_mut(host) {
             peer.own_sent += 1;
             peer.own_sent_at = Some(now);
         }
     }
 
     /// The peers in use of which not all echoes were answered when they were last looked at.
-    fn loud(&self, now: Instant) -> impl Iterator<Item = (&Ipv4Addr, &Peer)> {
-        let loud = self.loud.iter().filter_map(|host| self.peers.get_key_value(host));
-        loud.filter(move |(_, entry)| !entry.is_quiet(now))
-            .map(|(host, entry)| (host, &*entry.peer))
+    fn loud(&self, now: Instant) -> impl Iterator<Item = (Ipv4Addr, &Peer)> {
+        let loud = self.loud.iter().filter_map(|host| self.entry(*host));
+        loud.filter(move |entry| !entry.is_quiet(now)).map(|entry| (entry.host, &*entry.peer))
     }
 
     /// Whether an answer is waited for, or one was missed of late.
@@ -195,7 +212,7 @@ impl Machine {
         if self.is_waiting(now) {
             return Some(TICK);
         }
-        let peers = self.peers.values().map(|entry| &entry.peer);
+        let peers = self.peers.iter().map(|entry| &entry.peer);
         let used = peers.filter(|peer| peer.is_in_use(self.in_use, now));
         let next = used.map(|peer| peer.last_asked().map_or(now, |at| at + peer.steady)).min()?;
         Some(next.saturating_duration_since(now).max(TICK))
@@ -205,7 +222,7 @@ impl Machine {
     pub(super) fn in_question(&self, now: Instant) -> impl Iterator<Item = (Ipv4Addr, &[Reached])> {
         let is_meant = move |peer: &Peer| peer.missed(now) > 0 && peer.is_in_use(self.in_use, now);
         let meant = self.loud(now).filter(move |(_, peer)| is_meant(peer));
-        meant.map(|(host, peer)| (*host, peer.leases.as_slice()))
+        meant.map(|(host, peer)| (host, peer.leases.as_slice()))
     }
 
     /// What is known of each peer.
@@ -216,7 +233,7 @@ impl Machine {
             in_use_since: peer.used.map(|(since, _)| since),
             round_trip: peer.round_trip,
         };
-        self.peers.iter().map(|(host, entry)| (*host, contact(&entry.peer))).collect()
+        self.peers.iter().map(|entry| (entry.host, contact(&entry.peer))).collect()
     }
 }
 
