@@ -36,6 +36,11 @@ const MISSED_MAX: u32 = 5;
 /// The same of a lossy path, so that it does not look dead in between.
 const MISSED_MAX_LOSSY: u32 = 10;
 
+/// Of several leases all but one may be stale, so as many as there are must have been asked. Of
+/// more than these no more: with three echoes beyond [`MISSED_MAX`], a dead host is known in ten
+/// seconds, however many it has.
+const MISSED_MAX_LEASES: usize = 8;
+
 /// So many answers in a row end the loss that was before: with an echo each tick, in four seconds.
 /// Of a path that loses one in ten, so many pass one time in eight; of one that loses three, one
 /// time in 1,250.
@@ -251,8 +256,7 @@ impl Peer {
         let lost_before = (self.asked & !self.answers).checked_shr(before).unwrap_or(0);
         let was_lossy = lost_before.count_ones() >= LOST_MIN;
         let missed_max = if was_lossy { MISSED_MAX_LOSSY } else { MISSED_MAX };
-        // Of several leases all but one may be stale.
-        self.missed(now) >= missed_max.max(self.leases.len() as u32)
+        self.missed(now) >= missed_max.max(self.leases.len().min(MISSED_MAX_LEASES) as u32)
     }
 
     /// Whether its host said of late that nobody is at the port.

@@ -1,5 +1,7 @@
 //! One peer in a world whose faults are switched on and off, and a clock that the tests turn.
 
+mod many;
+
 use super::*;
 use crate::backend::peer::evidence::{LOOK, Use};
 use crate::backend::peer::state::{Obstacle, PeerState, Way};
@@ -649,109 +651,6 @@ fn one_that_is_used_now_and_then_does_not_look_well() {
             }
         }
     }
-}
-
-#[test]
-fn one_live_lease_of_several_is_enough() {
-    let subnet = |number: u8| Prefix::new([10, 5, number, 0].into(), 24).unwrap();
-    let lease = |number| {
-        let subnet = subnet(number);
-        Reached { subnet, target: subnet.network(), interface: TUNNEL }
-    };
-    for live in 0..7 {
-        let mut machine = Machine::new(false, 1);
-        machine.set_hosts(BTreeMap::from([(HOST, (0..7).map(lease).collect())]), EXTERNAL);
-        let start = Instant::now();
-        for tick in 0..300_u64 {
-            let now = start + TICK * tick as u32;
-            if tick.is_multiple_of(5) {
-                let used = Use::Sent(100 * tick);
-                machine.look(|_, _| Sample { used, received: 0 }, now);
-            }
-            for ask in machine.tick(now) {
-                if ask.target == lease(live).target {
-                    machine.note(HOST, Evidence::Echoed(ask.sequence), now);
-                }
-            }
-            let state = machine.contacts(now)[&HOST].state;
-            assert!([PeerState::Idle, PeerState::Ok].contains(&state), "{live}: {state:?}");
-        }
-        assert_eq!(machine.contacts(start + TICK * 300)[&HOST].state, PeerState::Ok);
-        assert_eq!(machine.place_of(lease(live).target), Some((HOST, TUNNEL)));
-    }
-}
-
-/// A machine that knows so many peers.
-fn many(count: u32) -> Machine {
-    let mut machine = Machine::new(false, 1);
-    let host = |number: u32| Ipv4Addr::from_bits(0xC000_0000 + number);
-    let subnet = |number: u32| Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + number * 256), 24);
-    let lease = |number| {
-        let subnet = subnet(number).unwrap();
-        Reached { subnet, target: subnet.network(), interface: TUNNEL }
-    };
-    let hosts = (0..count).map(|number| (host(number), vec![lease(number)]));
-    machine.set_hosts(hosts.collect(), EXTERNAL);
-    machine
-}
-
-/// So many peers in use, of which none answers; the states after a time.
-fn many_dead(count: u32, ms: u64) -> (usize, usize) {
-    let (mut machine, mut most) = (many(count), 0);
-    let known = Instant::now();
-    machine.look(|_, _| Sample { used: Use::Sent(0), received: 0 }, known);
-    // Past the time that new ones are given.
-    let start = known + Duration::from_secs(60);
-    for tick in 0..ms / 200 {
-        let now = start + TICK * tick as u32;
-        if tick.is_multiple_of(5) {
-            machine.look(|_, _| Sample { used: Use::Sent(1000 * tick), received: 0 }, now);
-        }
-        most = most.max(machine.tick(now).len());
-    }
-    let now = start + Duration::from_millis(ms);
-    let contacts = machine.contacts(now);
-    (contacts.values().filter(|contact| contact.state.word().is_alarming()).count(), most)
-}
-
-#[test]
-fn of_many_dead_peers_some_are_known_in_time_and_all_in_the_end() {
-    let (known, most) = many_dead(5000, 10_000);
-    assert!(known >= 100 && most <= TICK_MAX, "{known} known, {most} echoes at once");
-    let (known, _) = many_dead(1000, 20_000);
-    assert_eq!(known, 1000);
-    let (known, _) = many_dead(5000, 120_000);
-    assert_eq!(known, 5000);
-}
-
-/// Echoes to each of so many live peers in 50 seconds.
-fn many_live(count: u32) -> f64 {
-    let (mut machine, mut asks) = (many(count), 0);
-    let start = Instant::now();
-    for tick in 0..300_u64 {
-        let now = start + TICK * tick as u32;
-        if tick.is_multiple_of(5) {
-            machine.look(|_, _| Sample { used: Use::Sent(1000 * tick), received: 0 }, now);
-        }
-        let due = machine.tick(now);
-        assert!(due.len() <= TICK_MAX);
-        for ask in due {
-            asks += u32::from(tick >= 50);
-            machine.note(ask.host, Evidence::Echoed(ask.sequence), now);
-        }
-        if tick > 50 {
-            assert!(machine.contacts(now).values().all(|it| it.state == PeerState::Ok), "{tick}");
-        }
-    }
-    f64::from(asks) / f64::from(count)
-}
-
-#[test]
-fn thousands_of_live_peers_are_asked_at_a_bounded_rate() {
-    let each = many_live(1000);
-    assert!((9.0..12.0).contains(&each), "{each} echoes to each of 1,000 in 50 s");
-    let each = many_live(5000);
-    assert!((6.0..8.0).contains(&each), "{each} echoes to each of 5,000 in 50 s");
 }
 
 #[test]
