@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::Workers;
 use crate::backend_kind::{BackendKind, CarriedBy};
-use crate::control::lease::{Lease, Lifetime};
+use crate::control::lease::{Lease, Lifetime, Peers};
 use crate::control::status::Names;
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
@@ -18,6 +18,9 @@ use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
 
 const NOT_SET_UP: &str = "the kernel or the backend's command does not take what leads there, or \
                           another program removes it again and again: weftd's log says which";
+
+/// Subnets that are listed of leases that name one address: for the usual causes two.
+const SHARED_SHOWN_MAX: usize = 4;
 
 /// The rows, in the order of the subnets, with `names` where the leases have none.
 pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
@@ -75,7 +78,45 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             }
         }
     }
+    note_shared(&mut rows, &leases, running.kind);
     rows
+}
+
+/// Says of leases that name one address that they do, for all else that is known is of that
+/// address. `rows` are those of `leases`, in the same order.
+fn note_shared(rows: &mut [Peer], leases: &Peers, kind: BackendKind) {
+    let mut by_host: BTreeMap<Ipv4Addr, Vec<&Lease>> = BTreeMap::new();
+    for lease in leases.values() {
+        by_host.entry(lease.attributes.public_ip).or_default().push(lease);
+    }
+    by_host.retain(|_, sharing| sharing.len() > 1);
+    let notes: BTreeMap<_, _> =
+        by_host.into_iter().map(|(host, sharing)| (host, shared(host, &sharing, kind))).collect();
+    for (row, lease) in rows.iter_mut().zip(leases.values()) {
+        let Some(note) = notes.get(&lease.attributes.public_ip) else { continue };
+        let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
+        row.why = Some(before + note);
+    }
+}
+
+/// A host may have several leases; a node that has moved, or is gone, may have left one behind; or
+/// another has a wrong PublicIP.
+fn shared(host: Ipv4Addr, leases: &[&Lease], kind: BackendKind) -> String {
+    let shown = leases.iter().take(SHARED_SHOWN_MAX).map(|lease| lease.subnet.to_string());
+    let (count, shown) = (leases.len(), shown.collect::<Vec<_>>().join(", "));
+    let more = if count > SHARED_SHOWN_MAX { " and more" } else { "" };
+    let of_kind = leases.iter().filter(|lease| lease.attributes.backend_type.is(kind));
+    let data: Vec<_> = of_kind.map(|lease| &lease.attributes.backend_data).collect();
+    let differ = kind == BackendKind::Vxlan && data.windows(2).any(|pair| pair[0] != pair[1]);
+    let unless = match differ {
+        true => "with more than one VtepMAC or VNI, of which its VXLAN device has one each, so",
+        false => "unless that host has them all,",
+    };
+    format!(
+        "{count} leases name {host} ({shown}{more}); {unless} packets for the pods of one reach a \
+         host that does not take them: release what is stale (`weft lease`), or correct the \
+         PublicIP of the node that has another address"
+    )
 }
 
 /// Fills in how a peer is that is asked.
@@ -125,5 +166,62 @@ pub(super) fn traffic(taken: PeerCounts) -> Traffic {
         bytes_sent: taken.bytes_sent,
         packets_received: taken.packets_received,
         bytes_received: taken.bytes_received,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::lease::{LeaseAttributes, RawJson};
+
+    /// Leases of these subnets and addresses, with this data.
+    fn rows(leases: &[(&str, u8, &str)], kind: BackendKind) -> Vec<Peer> {
+        let lease = |(subnet, last, data): &(&str, u8, &str)| {
+            let subnet: Prefix = subnet.parse().unwrap();
+            let public_ip = Ipv4Addr::new(192, 0, 2, *last);
+            let data = serde_json::from_str(data).map(RawJson).ok();
+            let lease = Lease {
+                subnet,
+                key: subnet.key(),
+                attributes: LeaseAttributes::of(kind, public_ip, data),
+                revision: 1,
+                created_revision: 1,
+                lifetime: Lifetime::Reservation,
+            };
+            (subnet, lease)
+        };
+        let leases: Peers = leases.iter().map(lease).collect();
+        let names = Names::default();
+        let bare = |(subnet, lease): (&Prefix, &Lease)| Peer {
+            why: None,
+            ..bare(*subnet, lease, &names, kind)
+        };
+        let mut rows: Vec<_> = leases.iter().map(bare).collect();
+        rows[0].why = Some("before".to_owned());
+        note_shared(&mut rows, &leases, kind);
+        rows
+    }
+
+    #[test]
+    fn leases_of_one_address_are_told_and_no_more_claimed_than_known() {
+        let [one, other] =
+            [r#"{"VtepMAC":"82:4b:b6:2f:54:4e"}"#, r#"{"VtepMAC":"82:4b:b6:2f:54:4f"}"#];
+        let leases = [("10.5.1.0/24", 1, one), ("10.5.2.0/24", 2, one), ("10.5.3.0/24", 1, other)];
+        for kind in [BackendKind::Udp, BackendKind::Vxlan] {
+            let rows = rows(&leases, kind);
+            assert_eq!(rows[1].why, None, "an address of its own");
+            let why = rows[2].why.clone().unwrap();
+            assert!(why.contains("192.0.2.1 (10.5.1.0/24, 10.5.3.0/24)"), "{why}");
+            let before = rows[0].why.clone().unwrap();
+            assert_eq!(before, format!("before. {why}"));
+            assert_eq!(why.contains("VtepMAC"), kind == BackendKind::Vxlan, "{why}");
+        }
+        let same = [("10.5.1.0/24", 1, one), ("10.5.3.0/24", 1, one)];
+        let why = rows(&same, BackendKind::Vxlan)[1].why.clone().unwrap();
+        assert!(!why.contains("VtepMAC"), "{why}");
+        let many: Vec<_> = (1..=6).map(|number| format!("10.5.{number}.0/24")).collect();
+        let many: Vec<_> = many.iter().map(|subnet| (subnet.as_str(), 1, one)).collect();
+        let why = rows(&many, BackendKind::Udp)[5].why.clone().unwrap();
+        assert!(why.contains("10.5.4.0/24") && !why.contains("10.5.5.0/24"), "{why}");
     }
 }
