@@ -32,6 +32,14 @@ const SUBNET_LENGTH_MAX: u8 = 30;
 /// Four subnets of four addresses each.
 const NETWORK_LENGTH_MAX: u8 = 28;
 
+/// What hosts forward no packets of, by the first octet (RFC 6890), and what it is. 240.0.0.0/4 is
+/// none of them: Linux forwards it, and some networks have nothing else left.
+const NO_PODS: [(u8, u8, &str); 3] = [
+    (0, 0, "0.0.0.0/8, which stands for no host"),
+    (127, 127, "127.0.0.0/8, which is each host's own"),
+    (224, 239, "224.0.0.0/4, which is for multicast"),
+];
+
 /// The cluster's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkConfig {
@@ -155,7 +163,7 @@ fn network(given: Option<&Value>) -> Result<Prefix, NetworkConfigError> {
     let network: Option<Prefix> = given.and_then(Value::as_str).and_then(|it| it.parse().ok());
     match (network, given) {
         // flannel takes 0.0.0.0/0 for "not given".
-        (Some(network), _) if network.length_bits() > 0 => Ok(network),
+        (Some(network), _) if network.length_bits() > 0 => check_forwarded(network),
         (None, Some(other)) => {
             Err(wrong("Network", "an IPv4 network such as \"10.5.0.0/16\"", other))
         }
@@ -163,6 +171,17 @@ fn network(given: Option<&Value>) -> Result<Prefix, NetworkConfigError> {
             "please define a correct Network parameter in the flannel config, such as 10.5.0.0/16"
                 .to_owned(),
         )),
+    }
+}
+
+fn check_forwarded(network: Prefix) -> Result<Prefix, NetworkConfigError> {
+    let [first, last] = [network.network(), network.last()].map(|address| address.octets()[0]);
+    match NO_PODS.iter().find(|(from, to, _)| first <= *to && last >= *from) {
+        None => Ok(network),
+        Some((.., what)) => Err(NetworkConfigError::Invalid(format!(
+            "Network {network} has addresses of {what}: no host forwards their packets; choose a \
+             private network, such as 10.5.0.0/16"
+        ))),
     }
 }
 

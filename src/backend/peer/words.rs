@@ -17,10 +17,7 @@ impl PeerState {
         Some(match self {
             Self::Unsendable(Obstacle::Errno(errno)) => {
                 let error = io::Error::from_raw_os_error(errno);
-                let place = match Errno::from_raw_os_error(errno) {
-                    Errno::PERM => output_rules(port),
-                    _ => format!("this host's routes and rules (`ip route get {host}`, `ip rule`)"),
-                };
+                let place = place(Errno::from_raw_os_error(errno), host, port);
                 format!("this host can't send to it: {error}; look at {place}")
             }
             Self::Unsendable(Obstacle::Neighbour) => format!(
@@ -79,6 +76,19 @@ impl PeerState {
     }
 }
 
+/// Where to look for what refuses a send to this host with this errno.
+fn place(errno: Errno, host: Ipv4Addr, port: Option<u16>) -> String {
+    match errno {
+        Errno::PERM => output_rules(port),
+        // Also of what a socket may not send to (`udp_sendmsg`, net/ipv4/udp.c).
+        Errno::ACCESS => format!(
+            "`ip route get {host}`: is it a link's broadcast address, so that the lease has a \
+             wrong PublicIP, or does a rule (`ip rule`) or route prohibit it?"
+        ),
+        _ => format!("this host's routes and rules (`ip route get {host}`, `ip rule`)"),
+    }
+}
+
 /// What refuses a send of this host. Without a tunnel what pods send is forwarded.
 fn output_rules(port: Option<u16>) -> String {
     let forwarded = match port {
@@ -104,6 +114,13 @@ mod tests {
         let (first, rest) = why.split_once('.').unwrap();
         assert!(first.contains("echo") && !first.contains("nothing"), "{first}");
         assert!(rest.contains("HEARD") && rest.contains("192.0.2.2"), "{rest}");
+    }
+
+    #[test]
+    fn a_links_broadcast_address_is_a_wrong_public_ip() {
+        let refused = PeerState::Unsendable(Obstacle::Errno(Errno::ACCESS.raw_os_error()));
+        let why = refused.why(HOST, Some(8285)).unwrap();
+        assert!(why.contains("ip route get 192.0.2.2") && why.contains("broadcast"), "{why}");
     }
 
     #[test]

@@ -233,6 +233,24 @@ fn only_subnets_between_the_bounds_are_leasable() {
     }
 }
 
+#[test]
+fn a_network_that_no_host_forwards_is_refused() {
+    for (network, phrase) in [
+        ("127.0.0.0/8", "127.0.0.0/8,"),
+        ("127.5.0.0/16", "127.0.0.0/8,"),
+        ("224.0.0.0/4", "224.0.0.0/4,"),
+        ("239.255.0.0/16", "224.0.0.0/4,"),
+        ("0.0.0.0/8", "0.0.0.0/8,"),
+        ("0.0.0.0/1", "0.0.0.0/8,"),
+        ("128.0.0.0/1", "224.0.0.0/4,"),
+    ] {
+        assert_refused(&json!({ "Network": network }).to_string(), phrase);
+    }
+    for network in ["1.0.0.0/8", "126.0.0.0/16", "128.0.0.0/16", "223.0.0.0/8", "240.0.0.0/8"] {
+        assert_eq!(parse(&json!({ "Network": network }).to_string()).network.to_string(), network);
+    }
+}
+
 proptest! {
     #[test]
     fn any_bytes_give_a_configuration_or_an_error(
@@ -287,7 +305,8 @@ proptest! {
     fn all_subnets_but_the_first_are_leasable(
         network_length in 16_u8..=24,
         extra in 2_u8..=6,
-        address: u32,
+        // From 1.0.0.0 up to 127.0.0.0.
+        address in 1_u32 << 24..127 << 24,
     ) {
         let network = Prefix::new(Ipv4Addr::from_bits(address), network_length).unwrap();
         let length = (network_length + extra).min(30);
