@@ -204,6 +204,14 @@ fn create_temporary(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(O
     Ok((temporary, File::from(file)))
 }
 
+/// Of which file a process that was killed may have left this temporary one.
+pub fn temporary_of(name: &str) -> Option<&str> {
+    let (of, random) = name.strip_prefix('.')?.rsplit_once('.')?;
+    let is_ours =
+        random.len() == 16 && random.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+    is_ours.then_some(of)
+}
+
 fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<()> {
     file.write_all(text).map_err(|error| failed("write the new text of", path, error))?;
     match rustix::fs::fchmod(file, mode) {

@@ -17,6 +17,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tracing::debug;
 
 use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
@@ -28,6 +29,7 @@ use crate::control::own_thread::on_own_thread;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::Snapshot;
 use crate::failure::with_causes;
+use crate::route::Prefix;
 
 /// How long a writer waits for the lock. Holding it takes one listing and two fsyncs, 50 ms on a
 /// slow disk; a hundred daemons that start at once queue for 5 s then.
@@ -40,6 +42,9 @@ const LOCK_RETRY: Duration = Duration::from_millis(2);
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Calls at a time, so that those that hang do not gather.
 const CALLS_MAX: usize = 4;
+
+/// A temporary file of this age has no writer any more: far beyond any wait for a disk.
+const LEFTOVER_AGE: Duration = Duration::from_secs(600);
 
 /// Mode of a lease's file: others may read it.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
@@ -117,7 +122,29 @@ impl Files {
     /// unmounted or moved, and an empty one in its place would look like a store without leases.
     pub(super) fn prepare(&self) -> StoreResult<()> {
         let path = self.subnets_path();
-        Ok(fs::create_dir_all(&path).map_err(|source| failed("create", &path, source))?)
+        fs::create_dir_all(&path).map_err(|source| failed("create", &path, source))?;
+        if let Err(error) = self.sweep(&path) {
+            debug!("what was left in {} stays: {error}", path.display());
+        }
+        Ok(())
+    }
+
+    /// Removes what writers have left that were killed. If one writes now, a later start does.
+    fn sweep(&self, path: &Path) -> io::Result<()> {
+        let Some(_lock) = lock_file::try_lock(&self.root.join(".lock"))? else { return Ok(()) };
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let of = name.to_str().and_then(whole_file::temporary_of);
+            // A link is looked at itself, and is none of ours.
+            let status = entry.metadata()?;
+            let age = clock::unix_seconds().saturating_sub(status.mtime().max(0).cast_unsigned());
+            let is_old = age >= LEFTOVER_AGE.as_secs() && status.is_file();
+            if is_old && of.is_some_and(|key| Prefix::from_key(key).is_ok()) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn read_config(&self) -> StoreResult<Vec<u8>> {

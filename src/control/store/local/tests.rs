@@ -349,6 +349,46 @@ async fn without_room() {
     println!("all writes failed");
 }
 
+/// Of writers that were killed; all else may be somebody's.
+#[tokio::test]
+async fn old_temporary_files_are_removed_by_the_next_start() {
+    let lab = Lab::new();
+    let subnets = lab.path("subnets");
+    let make = |name: &str, age: u64| {
+        let file = fs::File::create(subnets.join(name)).unwrap();
+        let then = std::time::SystemTime::now() - Duration::from_secs(age);
+        file.set_modified(then).unwrap();
+    };
+    let others = [
+        ".10.5.1.0-24.0123456789abcde",
+        ".10.5.1.0-24.0123456789abcdeg",
+        ".10.5.1.0-24.swp",
+        ".config.0123456789abcdef",
+        "10.5.1.0-24.0123456789abcdef",
+    ];
+    others.iter().for_each(|name| make(name, 100_000));
+    make(".10.5.1.0-24.0123456789abcdef", 601);
+    make(".10.5.2.0-24.0123456789abcdef", 300);
+    fs::create_dir(subnets.join(".10.5.3.0-24.0123456789abcdef")).unwrap();
+    make("target", 100_000);
+    std::os::unix::fs::symlink("target", subnets.join(".10.5.4.0-24.0123456789abcdef")).unwrap();
+    let locked = fs::File::open(lab.path(".lock")).unwrap();
+    locked.lock().unwrap();
+    let names = || {
+        let entries = fs::read_dir(&subnets).unwrap();
+        let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut before = names();
+    let open = || LocalStore::open(lab.path("")).unwrap();
+    open();
+    assert_eq!(names(), before, "somebody writes");
+    locked.unlock().unwrap();
+    open();
+    assert!(before.remove(".10.5.1.0-24.0123456789abcdef"));
+    assert_eq!(names(), before);
+}
+
 #[tokio::test]
 async fn oversized_file_is_replaced_by_owner_only() {
     let lab = Lab::new();
