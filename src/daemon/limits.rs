@@ -1,10 +1,13 @@
-//! What weftd gives up once it serves: the rights that its work does not need.
+//! What this process may: enough open files before it takes anything over, and once it serves, no
+//! right that its work does not need.
 
 use std::convert::Infallible;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
@@ -14,6 +17,31 @@ use crate::config::whole_file;
 use crate::failure::{rights_are_given_up, with_causes};
 use crate::rights::{self, Writable};
 use crate::status::{Kept, SubnetFile};
+
+/// A worker has less than ten files open, and the rest of weftd some fifty: enough for one.
+const OPEN_FILES_MIN: u64 = 64;
+/// And for twenty.
+pub(crate) const OPEN_FILES_ENOUGH: u64 = 256;
+
+/// Raises how many files this process may have open if that are few, as Go does for flanneld. What
+/// still is too few would leave a node without peers.
+pub(super) fn raise_open_files() -> Result<()> {
+    if let Some(higher) = higher(getrlimit(Resource::Nofile))? {
+        setrlimit(Resource::Nofile, higher).context("cannot raise the limit of open files")?;
+    }
+    Ok(())
+}
+
+fn higher(limit: Rlimit) -> Result<Option<Rlimit>> {
+    let most = limit.maximum.map_or(OPEN_FILES_ENOUGH, |most| most.min(OPEN_FILES_ENOUGH));
+    ensure!(
+        most >= OPEN_FILES_MIN,
+        "weftd needs {OPEN_FILES_MIN} open files, and may have {most}: raise the limit to \
+         {OPEN_FILES_ENOUGH} (LimitNOFILE=, ulimit -n)"
+    );
+    let is_low = limit.current.is_some_and(|now| now < most);
+    Ok(is_low.then_some(Rlimit { current: Some(most), ..limit }))
+}
 
 /// What this process may still write, once it has given up the rest.
 static WRITABLE: OnceLock<Writable> = OnceLock::new();
@@ -62,4 +90,24 @@ fn written(options: &Options) -> Vec<PathBuf> {
         directories.push(directory.clone());
     }
     directories
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_open_files_become_enough_or_are_refused() {
+        let limit = |current, maximum| Rlimit { current, maximum };
+        for (maximum, raised) in [(Some(64), 64), (Some(256), 256), (Some(9999), 256), (None, 256)]
+        {
+            let higher = higher(limit(Some(12), maximum)).unwrap();
+            assert_eq!(higher, Some(limit(Some(raised), maximum)));
+        }
+        for (current, maximum) in [(Some(256), Some(9999)), (Some(64), Some(64)), (None, None)] {
+            assert_eq!(higher(limit(current, maximum)).unwrap(), None, "{current:?}");
+        }
+        let error = higher(limit(Some(12), Some(63))).unwrap_err().to_string();
+        assert!(["63", "64"].iter().all(|figure| error.contains(figure)), "{error}");
+    }
 }

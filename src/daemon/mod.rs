@@ -10,7 +10,7 @@ mod health;
 mod http;
 mod identity;
 mod lately;
-mod limits;
+pub(crate) mod limits;
 mod log;
 mod metrics;
 mod node_guard;

@@ -77,6 +77,7 @@ pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> Exi
 /// panic, the control plane starts again with the tunnel that it has; if a successor of a container
 /// has gone on and ends, with a new one.
 async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) -> Result<ExitCode> {
+    limits::raise_open_files()?;
     // The predecessor is dropped last: it takes that for the end of this process.
     let Beginning { mut predecessor, mut handover, lock } =
         take_over::begin(options, passed).await?;

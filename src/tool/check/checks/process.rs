@@ -4,11 +4,9 @@ use rustix::thread::CapabilitySet;
 
 use super::super::facts::Facts;
 use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
+use crate::daemon::limits::OPEN_FILES_ENOUGH;
 use crate::engine::Engine;
 use crate::status::{FastPath, SWITCHED_OFF, Status};
-
-/// A worker has less than ten files open, and the rest of weftd some fifty.
-const OPEN_FILES_MIN: u64 = 256;
 
 fn for_tunnel(facts: &Facts) -> Result<(), Finding> {
     facts.may_be_udp().then_some(()).ok_or_else(|| "only the udp backend needs it".into())
@@ -111,11 +109,11 @@ pub(super) fn io_uring(facts: &Facts) -> Checked {
 
 pub(super) fn open_files(facts: &Facts) -> Checked {
     let most = facts.process.open_files_max.ok_or("the limit can't be read")?;
-    if most >= OPEN_FILES_MIN {
+    if most >= OPEN_FILES_ENOUGH {
         return Ok(format!("up to {most}"));
     }
     warning(
         format!("{} may open {most} files", whose(facts)),
-        format!("Raise the limit to {OPEN_FILES_MIN} (LimitNOFILE=, ulimit -n)."),
+        format!("Raise the limit to {OPEN_FILES_ENOUGH} (LimitNOFILE=, ulimit -n)."),
     )
 }
