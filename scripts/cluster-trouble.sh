@@ -120,7 +120,7 @@ case_bad_image() {
 bad_image() {
     kubectl -n "$NAMESPACE" set image "$DAEMONS" kube-flannel=weft:nowhere || return 1
     wait_until 90 "a pod without its image" has_no_image || return 1
-    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
+    taken_back
 }
 
 has_no_image() {
@@ -138,7 +138,7 @@ crash_loop() {
     wait_until 120 "a second crash" has_crashed 2 || return 1
     SEEN="$(kubectl -n "$NAMESPACE" get pods --no-headers | tr -s ' ' | cut -d ' ' -f 3,4 |
         paste -sd ,)"
-    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
+    taken_back
 }
 
 # patch_weft JSON: changes the DaemonSet.
@@ -187,7 +187,7 @@ case_memory_limit() {
     on_weft "${NODES[1]}" weft status -o json | jq .process
     [[ $(kubectl -n "$NAMESPACE" get pods -l app=flannel -o json |
         jq '[.items[].status.containerStatuses[].restartCount] | add') == 0 ]] || return 1
-    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
+    taken_back
 }
 
 # Another CNI configuration on the node. One whose name sorts behind weft's is of no importance; of

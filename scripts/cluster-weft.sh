@@ -61,6 +61,19 @@ weft_up() {
 
 rolled_out() { kubectl -n "$NAMESPACE" rollout status "$DAEMONS" --timeout="$1s" >/dev/null; }
 
+# taken_back: the DaemonSet as it was before its last change. kubectl goes by the ControllerRevisions,
+# which the controller writes a moment after a change: asked too early it would take back the change
+# before.
+taken_back() {
+    wait_until 30 "the DaemonSet's history" history_is_current || return 1
+    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
+}
+
+history_is_current() {
+    kubectl -n "$NAMESPACE" get "$DAEMONS" -o json |
+        jq -e '.status.observedGeneration == .metadata.generation'
+}
+
 # weft_pod NODE: the name of its pod, the newest that is not being deleted.
 weft_pod() {
     kubectl -n "$NAMESPACE" get pods -l app=flannel --field-selector "spec.nodeName=$1" -o json |
