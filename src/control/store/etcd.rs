@@ -17,7 +17,7 @@ use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::Names;
 use etcd_client::{
-    Client, Compare, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, TxnOp,
+    Client, Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, TxnOp,
 };
 
 /// Keys asked for at once. A thousand leases of 200 bytes are far below the client's limit of
@@ -181,30 +181,34 @@ impl EtcdStore {
             Phase::Starts => self.claims.still_claimed(lease.attributes.public_ip).await,
             Phase::Runs => None,
         };
+        let is_new = lease.revision == 0;
+        let rivals = is_new.then(|| no_dual_stack_lease_at(&self.path(&lease.key)));
         let bound = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
         let put = TxnOp::put(self.path(&lease.key), lease.attributes.to_json()?, bound);
-        let written = self.compare_and_swap(operation, lease, claimed, put).await;
+        let written =
+            self.compare_and_swap(operation, lease, claimed.into_iter().chain(rivals), put);
+        let written = written.await;
         if let Some(unused) = etcd_lease.filter(|lease| lease.fresh)
             && written.as_ref().is_err_and(StoreError::nothing_was_written)
         {
             *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(unused);
         }
         let revision = written?;
-        let created_revision = if lease.revision == 0 { revision } else { lease.created_revision };
+        let created_revision = if is_new { revision } else { lease.created_revision };
         Ok(granted(Lease { revision, created_revision, ..lease.clone() }, etcd_lease))
     }
 
-    /// Does `write` if the entry of `held` is as of its revision, and the `condition` holds.
+    /// Does `write` if the entry of `held` is as of its revision, and the `conditions` hold.
     async fn compare_and_swap(
         &self,
         operation: &'static str,
         held: &Lease,
-        condition: Option<Compare>,
+        conditions: impl IntoIterator<Item = Compare>,
         write: TxnOp,
     ) -> StoreResult<i64> {
         let path = self.path(&held.key);
         let write =
-            self.connection.compare_and_swap(operation, &path, held.revision, condition, write);
+            self.connection.compare_and_swap(operation, &path, held.revision, conditions, write);
         write.await?.map_err(|_found| StoreError::Conflict(held.key.clone()))
     }
 
@@ -248,6 +252,14 @@ impl EtcdStore {
             None => self.connection.grant(ttl).await.map(Some),
         }
     }
+}
+
+/// That no node has the subnet of the key at `path` together with an IPv6 one. flannel's key is
+/// then another, `10.5.34.0-24&fd00::-64`: with the plain one compared alone, two would get the
+/// subnet.
+fn no_dual_stack_lease_at(path: &str) -> Compare {
+    // The apostrophe follows the ampersand.
+    Compare::create_revision(format!("{path}&"), CompareOp::Equal, 0).with_range(format!("{path}'"))
 }
 
 fn granted(lease: Lease, etcd_lease: Option<EtcdLease>) -> Granted {

@@ -93,6 +93,28 @@ async fn every_write_compares_the_revision() {
     }
 }
 
+/// flannel's dual-stack nodes hold their IPv4 subnet by a key that names the IPv6 one too.
+#[tokio::test]
+async fn a_dual_stack_nodes_subnet_is_not_given_away() {
+    let etcd = Etcd::start();
+    let store = Leased::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
+    let ttl = Duration::from_secs(100);
+    let theirs = subnet_path("10.5.1.0-24&fd00:5:1::-64");
+    etcd.ctl(&["put", &theirs, r#"{"PublicIP":"192.0.2.9","PublicIPv6":"fd01::9"}"#]);
+    let write = |subnet: &str, number| {
+        let lease = Lease::wanted(subnet.parse().unwrap(), node(number));
+        async { store.write(&{ lease }, ttl, Phase::Starts).await }
+    };
+    let taken = write("10.5.1.0/24", 1).await;
+    assert!(matches!(taken, Err(StoreError::Conflict(_))), "two nodes have a subnet: {taken:?}");
+    let neighbour = write("10.5.10.0/24", 1).await.expect("another subnet is free");
+    etcd.ctl(&["del", &theirs]);
+    write("10.5.1.0/24", 2).await.expect("the dual-stack node has gone");
+    // What one holds already stays one's own.
+    etcd.ctl(&["put", &subnet_path("10.5.10.0-24&fd00:5:a::-64"), r#"{"PublicIP":"192.0.2.9"}"#]);
+    store.renew(&neighbour.lease, 2 * ttl).await.expect("the lease that was there first");
+}
+
 #[tokio::test]
 async fn an_operator_can_revoke() {
     let etcd = Etcd::start();
