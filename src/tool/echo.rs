@@ -13,7 +13,7 @@ use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::device::only_types;
-use crate::packet::echo::{ANSWERS, ECHO_BYTES_MIN, Reply, Request, TTL, Tokens};
+use crate::packet::echo::{ANSWERS, Answer, ECHO_BYTES_MIN, Reply, Request, TTL, Tokens};
 use crate::packet::ipv4::HEADER_BYTES_MIN;
 use crate::sys::udp::set_fragmenting;
 use crate::tool::refusal::why;
@@ -63,6 +63,8 @@ pub(super) struct Echoes {
     /// Whether that was OUTPUT, which what is forwarded does not pass.
     #[serde(skip)]
     pub(super) is_by_output: bool,
+    /// Where one of them went in circles until it expired, by who says so.
+    pub(super) expired_at: Option<Ipv4Addr>,
     #[serde(skip)]
     pub(super) round_trips: Vec<u64>,
 }
@@ -79,8 +81,16 @@ impl Echoes {
             round_trip_microseconds: None,
             refused: None,
             is_by_output: false,
+            expired_at: None,
             round_trips: Vec::new(),
         }
+    }
+
+    /// The answers were of this host, which has the address itself.
+    pub(super) fn is_own(&mut self) {
+        (self.answered, self.round_trip_microseconds) = (0, None);
+        let why = "this host itself has that address (`ip -4 address`), so nothing leaves it";
+        self.refused = Some(why.to_owned());
     }
 
     fn answer(&mut self, round_trip: Duration) {
@@ -135,7 +145,7 @@ pub(super) fn ping(
                 }
             }
         }
-        receive(&socket, end, &mut sent, nodes)?;
+        receive(&socket, end, &tokens, &mut sent, nodes)?;
         if ends_round {
             asked.retain(|node| nodes[*node].iter().any(|target| target.answered < target.sent));
         }
@@ -145,7 +155,7 @@ pub(super) fn ping(
 
 fn open() -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
-    only_types(socket.as_fd(), &ANSWERS[..1])?;
+    only_types(socket.as_fd(), &ANSWERS)?;
     set_fragmenting(socket.as_fd(), false)?;
     socket.set_recv_buffer_size(4 << 20)?;
     Ok(socket)
@@ -155,6 +165,7 @@ fn open() -> io::Result<Socket> {
 fn receive(
     mut socket: &Socket,
     end: Instant,
+    tokens: &Tokens,
     sent: &mut Sent,
     nodes: &mut [Vec<Echoes>],
 ) -> anyhow::Result<()> {
@@ -171,9 +182,18 @@ fn receive(
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => return Err(error).context("cannot receive answers"),
         };
-        let Some(reply) = Reply::read(&buffer[..received]) else { continue };
-        if let Some((node, target, at)) = sent.remove(&reply.token) {
+        let packet = &buffer[..received];
+        if let Some((node, target, at)) =
+            Reply::read(packet).and_then(|reply| sent.remove(&reply.token))
+        {
             nodes[node][target].answer(at.elapsed());
+        }
+        let token_of = |to, sequence, bytes| tokens.of(to, sequence, bytes);
+        if let Some(Answer::Lost { by, destination, code: None, .. }) =
+            Answer::read(packet, &token_of)
+        {
+            let meant = nodes.iter_mut().flatten().filter(|it| it.address == destination);
+            meant.for_each(|target| target.expired_at = Some(by));
         }
     }
     Ok(())

@@ -148,7 +148,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["arguments", "ask", "cni", "pcapng", "refusal", "style"],
             &["cleanup", "drops", "echo", "table"],
             &["config", "explain/kernel", "lease", "peers"],
-            &["explain"],
+            &["explain", "ping/conclusions"],
             &["ping", "status"],
             &["cluster", "check/finding", "check/firewall", "check/read/arp"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],

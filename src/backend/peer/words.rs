@@ -59,7 +59,9 @@ impl PeerState {
             Self::Silent { host_answers: true } => format!(
                 "nothing comes back through the tunnel, and the host itself answers pings: \
                  {daemon}{port_too}, and does every firewall on the way let {what} through, both \
-                 ways?"
+                 ways? Or a rule (SNAT, MASQUERADE) gives what leaves another source: `tcpdump -ni \
+                 any udp port {}` on both hosts shows whether it arrives, and from where",
+                port.unwrap_or_default()
             ),
             Self::Silent { host_answers: false } => format!(
                 "nothing comes back, and the host itself answers no pings: is it up, do routes \

@@ -1,7 +1,7 @@
 //! What follows from the answers of each leg, and how it is shown.
 
 use super::*;
-use crate::status::Via;
+use crate::status::{Lately, Via};
 
 fn echoes(leg: Leg, answered: usize) -> Echoes {
     Echoes { sent: 10, answered, ..Echoes::new(leg, Ipv4Addr::LOCALHOST, 84) }
@@ -20,7 +20,8 @@ fn found(
     let mut legs: Vec<_> = legs.map(|(leg, answered)| echoes(leg, answered)).collect();
     legs[1].refused = refused.map(str::to_owned);
     let shows = Shows::of(&legs, state);
-    assert!(!shows.conclusion(&legs, Some(BackendKind::Udp)).is_empty());
+    let is_told = state == PeerState::Unsendable;
+    assert!(is_told || !shows.conclusion(&legs, Some(BackendKind::Udp)).is_empty());
     shows
 }
 
@@ -138,6 +139,42 @@ fn what_is_refused_is_said_of_what_it_concerns() {
     legs.push(refused(Leg::Pod, false));
     let Report { conclusion, shows, .. } = report(legs, BackendKind::HostGw);
     assert!(shows == Shows::Unsendable && !conclusion.contains("bridge"), "{conclusion}");
+}
+
+#[test]
+fn what_expired_on_its_way_went_in_circles() {
+    let mut legs = [(Leg::Host, 10), (Leg::Tunnel, 10), (Leg::TunnelFull, 10), (Leg::Pod, 0)]
+        .map(|(leg, answered)| echoes(leg, answered))
+        .to_vec();
+    legs[3].expired_at = Some([172, 20, 0, 2].into());
+    let Report { conclusion, shows, well, .. } = report(legs, BackendKind::HostGw);
+    assert!(shows == Shows::Loops && !well);
+    assert!(conclusion.contains("TTL expired at 172.20.0.2"), "{conclusion}");
+}
+
+/// What the kernel answers for this host's own address is nobody else's answer.
+#[test]
+fn an_own_address_is_no_host_that_answers() {
+    let mut legs = [(Leg::Host, 10), (Leg::Tunnel, 0), (Leg::TunnelFull, 0)]
+        .map(|(leg, answered)| echoes(leg, answered));
+    legs[0].is_own();
+    let Report { conclusion, shows, .. } = report(legs.to_vec(), BackendKind::Udp);
+    assert!(shows == Shows::Unsendable && conclusion.contains("`ip -4 address`"), "{conclusion}");
+}
+
+#[test]
+fn what_this_host_cant_send_is_no_silence_of_the_peer() {
+    let mut legs = [(Leg::Host, 0), (Leg::Tunnel, 10), (Leg::TunnelFull, 10)]
+        .map(|(leg, answered)| echoes(leg, answered));
+    legs[0].refused = Some("EPERM".to_owned());
+    let Report { conclusion, well, .. } = report(legs.to_vec(), BackendKind::Udp);
+    assert!(well && conclusion.contains("EPERM"), "{conclusion}");
+    let shows = found([10, 0, 0], None, PeerState::Unsendable, None);
+    assert_eq!(shows, Shows::Unsendable, "weftd knows");
+    let sends = (DropReason::SendForbidden.id().to_owned(), Lately { packets: 7, seconds_ago: 1 });
+    let status = Status { drops_lately: Some([sends].into()), ..Status::default() };
+    assert!(failed_sends(&status).is_some_and(|text| text.contains("7 tx-eperm")));
+    assert_eq!(failed_sends(&Status::default()), None);
 }
 
 #[test]
