@@ -85,6 +85,17 @@ pub enum RouteKind {
     Other(u8),
 }
 
+impl RouteKind {
+    /// To this host itself.
+    pub const LOCAL: Self = Self::Other(2);
+    /// Drops it.
+    pub const BLACKHOLE: Self = Self::Other(6);
+    /// Drops it, and says that the host can't be reached.
+    pub const UNREACHABLE: Self = Self::Other(7);
+    /// Drops it, and says that this is forbidden.
+    pub const PROHIBIT: Self = Self::Other(8);
+}
+
 /// Which program set a route: `RTPROT_*` of rtnetlink(7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RouteProtocol(pub u8);

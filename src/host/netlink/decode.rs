@@ -98,15 +98,19 @@ pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
 }
 
 pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
+    let (table, route) = route_of_a_table(message)?;
+    (table == u32::from(RouteHeader::RT_TABLE_MAIN)).then_some(route)
+}
+
+/// A route of any table, and that.
+pub(super) fn route_of_a_table(message: &RouteNetlinkMessage) -> Option<(u32, Route)> {
     let RouteNetlinkMessage::NewRoute(message) = message else { return None };
     let (header, all) = (&message.header, &message.attributes);
-    if header.table != RouteHeader::RT_TABLE_MAIN {
-        return None;
-    }
+    let table = find!(all, RouteAttribute::Table(table) => *table);
     let to = find!(all, RouteAttribute::Destination(RouteAddress::Inet(address)) => *address);
     let to = to.unwrap_or(Ipv4Addr::UNSPECIFIED);
     let metrics = find!(all, RouteAttribute::Metrics(metrics) => metrics.as_slice());
-    Some(Route {
+    let route = Route {
         destination: Prefix::new(to, header.destination_prefix_length)?,
         metric: find!(all, RouteAttribute::Priority(priority) => *priority).unwrap_or(0),
         kind: match header.kind {
@@ -117,7 +121,8 @@ pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
         type_of_service: header.tos,
         mtu_bytes: find!(metrics.unwrap_or_default(), RouteMetric::Mtu(bytes) => *bytes),
         next_hops: next_hops(all),
-    })
+    };
+    Some((table.unwrap_or_else(|| header.table.into()), route))
 }
 
 fn next_hops(all: &[RouteAttribute]) -> Vec<NextHop> {

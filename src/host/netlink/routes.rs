@@ -37,6 +37,21 @@ pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>> {
     }
 }
 
+/// The IPv4 routes of all tables to the destinations that are `wanted`, each with its table.
+pub async fn of_all_tables(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<(u32, Route)>> {
+    let mut query = RouteMessage::default();
+    query.header.address_family = AddressFamily::Inet;
+    let request = RouteNetlinkMessage::GetRoute(query);
+    let length_at = HEADER_BYTES + 1;
+    let is_wanted = |message: &[u8]| {
+        let is_route = kind(message) == Some(RTM_NEWROUTE);
+        let length_bits = message.get(length_at).filter(|_| is_route);
+        length_bits.and_then(|bits| prefix(message, *bits)).is_some_and(&wanted)
+    };
+    let messages = list("list IPv4 routes of all tables", socket, request, is_wanted).await?;
+    Ok(messages.iter().filter_map(decode::route_of_a_table).collect())
+}
+
 /// A socket by which only the table is listed that was asked for.
 fn of_one_table() -> io::Result<TokioSocket> {
     let mut socket = socket()?;
@@ -68,9 +83,12 @@ pub(super) fn about(message: &[u8]) -> About {
     if table != RouteHeader::RT_TABLE_MAIN {
         return About::OtherRoute;
     }
+    prefix(message, length_bits).map_or(About::Else, About::Route)
+}
+
+fn prefix(message: &[u8], length_bits: u8) -> Option<Prefix> {
     let network = if length_bits == 0 { Some(Ipv4Addr::UNSPECIFIED) } else { destination(message) };
-    let destination = network.and_then(|network| Prefix::new(network, length_bits));
-    destination.map_or(About::Else, About::Route)
+    Prefix::new(network?, length_bits)
 }
 
 fn destination(message: &[u8]) -> Option<Ipv4Addr> {

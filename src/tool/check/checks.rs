@@ -35,7 +35,11 @@ pub(super) const CHECKS: &[Check] = &[
     ("bridge-mtu", network::bridge_mtu, "the pods' bridge has no larger MTU"),
     ("pod-bridge", network::pod_bridge, "it is up, has an address and the route, forwards"),
     ("foreign-routes", network::foreign_routes, "no other route takes a part of the network"),
-    ("address-overlap", network::overlap, "no other interface has an address in the network"),
+    (
+        "address-overlap",
+        network::overlap,
+        "no other interface has an address in the network, none a pod's",
+    ),
     ("stale-devices", network::stale_devices, "no device is left of another backend"),
     ("other-networks", network::other_networks, "no devices of Calico, Cilium or Weave"),
     ("ip-forward", kernel::ip_forward, "the host forwards packets"),

@@ -11,7 +11,7 @@ use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
 use crate::host::listing::Listing;
 use crate::host::netlink::policies::Policy;
-use crate::host::state::{Link, MacAddress};
+use crate::host::state::{Link, MacAddress, PathToHost, Route};
 use crate::route::Prefix;
 use crate::status::{Lease, Status, TunnelEnd};
 use crate::tool::arguments::CheckArguments;
@@ -33,6 +33,8 @@ pub(super) struct Facts {
     pub(super) host: Option<Listing>,
     /// The ways to the peers and back; none without peers, or if the kernel did not tell.
     pub(super) ways: Vec<PeerWay>,
+    /// Routes of all tables into parts of this host's subnet.
+    pub(super) own_routes: Vec<OwnRoute>,
     /// Who has the underlay's addresses on the external link; nothing if nobody could be asked.
     pub(super) resolved: Option<Vec<Resolved>>,
     /// IPsec policies for what is sent, and filters of others for what leaves the external link.
@@ -104,6 +106,15 @@ pub(super) struct PeerWay {
     pub(super) pods_refused: Option<String>,
     /// Whether weftd has an alarm about it.
     pub(super) is_alarming: bool,
+}
+
+/// A route into a part of this host's subnet, and where the kernel sends what a peer's pod sends
+/// there: nothing if it refuses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OwnRoute {
+    pub(super) table: u32,
+    pub(super) route: Route,
+    pub(super) path: Option<PathToHost>,
 }
 
 /// An address of the underlay, and who has it.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access, statvfs};
 use rustix::io::Errno;
 
-use super::facts::{Directory, Facts, PeerWay, Resolved, SubnetFacts};
+use super::facts::{Directory, Facts, OwnRoute, PeerWay, Resolved, SubnetFacts};
 use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
 use crate::control::clock::unix_seconds;
@@ -22,8 +22,8 @@ use crate::failure::with_causes;
 use crate::host::listing::Listing;
 use crate::host::netlink::filters::FilterPlace;
 use crate::host::netlink::policies::{for_sent, has_policies};
-use crate::host::netlink::{self, neighbours};
-use crate::host::state::{EntryTable, MacAddress};
+use crate::host::netlink::{self, neighbours, routes};
+use crate::host::state::{EntryTable, Link, MacAddress, PathToHost, Route};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
@@ -33,6 +33,15 @@ use crate::tool::refusal::{or_refused, way_in, why};
 
 /// Peers whose ways are asked about: milliseconds.
 const WAYS_MAX: usize = 256;
+
+/// Routes into this host's subnet that are asked about: more than a node has pods by default.
+const OWN_ROUTES_MAX: usize = 256;
+
+/// In shorter prefixes the second host exists.
+const POD_LENGTH_BITS_MAX: u8 = 29;
+
+/// `RT_TABLE_MAIN`.
+const MAIN_TABLE: u32 = 254;
 
 /// Addresses of this host, and of peers, whose owners are asked for.
 const ASKED_MAX: usize = 16;
@@ -70,6 +79,7 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
     wait_for(async {
         facts.etcd = endpoints::ask_all(&facts.asked.etcd_endpoints).await;
         facts.host = host(&facts).await.ok();
+        facts.own_routes = own_routes(&facts).await.unwrap_or_default();
         facts.ways = ways(&facts).await.unwrap_or_default();
         facts.filters = filters(&facts).await.unwrap_or_default();
         facts.resolved = resolved(&facts).await;
@@ -92,6 +102,33 @@ async fn host(facts: &Facts) -> netlink::Result<Listing> {
             || networks.into_iter().flatten().any(|network| network.covers(destination))
     };
     Listing::with_routes(wanted).await
+}
+
+/// Routes into parts of this host's subnet, of all tables, and what the kernel does with packets to
+/// an address of each. The main table's to all of it are the bridge's, and weftd's own behind that.
+async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
+    let subnet = facts.lease()?.subnet;
+    let device = facts.comes_by().and_then(|name| facts.link(name));
+    let from = facts.status()?.routes.first().map(|peer| first_pod(peer.subnet));
+    let all = routes::of_all_tables(|to| subnet.covers(to)).await.ok()?;
+    let is_bridges = |table: u32, route: &Route| table == MAIN_TABLE && route.destination == subnet;
+    let parts = all.into_iter().filter(|(table, route)| !is_bridges(*table, route));
+    let mut found = Vec::new();
+    for (table, route) in parts.take(OWN_ROUTES_MAX) {
+        let destination = route.destination;
+        let is_narrow = destination.length_bits() > POD_LENGTH_BITS_MAX;
+        let to = if is_narrow { destination.network() } else { first_pod(destination) };
+        let path = match from.zip(device) {
+            Some((from, device)) => {
+                netlink::path_of_forwarded(from, to, device.id.index, 0).await.ok()
+            }
+            None => None,
+        };
+        // What the source check refuses, or forwarding that is off, is no matter of the route.
+        let path = if path.is_none() { netlink::path_to(to).await.ok() } else { path };
+        found.push(OwnRoute { table, route, path });
+    }
+    Some(found)
 }
 
 /// The kernel's routes to the peers and back, of the first of very many.
@@ -119,12 +156,25 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
             None => netlink::path_to(host).await,
         };
         let from = netlink::path_of_forwarded(host, local, index, 0).await;
-        let refused = |answer| Some(or_refused(answer).ok()?.err().map(|error| why(&error)));
-        let (to_refused, from_refused) = (refused(to)?, refused(from)?);
+        let (to, from) = (or_refused(to).ok()?, or_refused(from).ok()?);
+        let to_refused = to.map_or_else(|error| Some(why(&error)), |to| ends_here(facts, host, to));
+        let from_refused = from.err().map(|error| why(&error));
         let pods_refused = pods_refused(facts, host, subnet).await;
         ways.push(PeerWay { host, to_refused, from_refused, pods_refused, is_alarming });
     }
     Some(ways)
+}
+
+/// Why what is sent to `host` by this path does not leave this one, if that is so.
+fn ends_here(facts: &Facts, host: Ipv4Addr, path: PathToHost) -> Option<String> {
+    let Listing { links, addresses, .. } = facts.host.as_ref()?;
+    let is_local = |link: &Link| link.id.index == path.interface_index && link.is_loopback;
+    links.iter().find(|link| is_local(link))?;
+    let own = addresses.iter().find(|it| it.address == host);
+    Some(match own.map(|it| facts.link_name(it.interface_index)) {
+        Some(name) => format!("{name} of this host has that address, so what is for it ends here"),
+        None => "a route has what is for it end on this host".to_owned(),
+    })
 }
 
 /// Why the kernel does not forward what a pod in the `subnet` of `host` sends to one of this host,

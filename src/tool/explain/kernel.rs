@@ -99,7 +99,13 @@ impl Answers {
     }
 
     fn leads_to_pods(&self, path: &PathToHost, asked: &Asked<'_>) -> bool {
-        path.gateway.is_none() && Some(self.name(path)) != asked.device
+        let name = Some(self.name(path));
+        path.gateway.is_none() && name != asked.device && !self.is_local(path)
+    }
+
+    fn is_local(&self, path: &PathToHost) -> bool {
+        let is_its = |link: &&Link| link.id.index == path.interface_index;
+        self.links.iter().find(is_its).is_some_and(|link| link.is_loopback)
     }
 
     /// Whether the kernel does what the packet needs, or else where it parts from that, nearest
@@ -114,6 +120,12 @@ impl Answers {
             )
         })?;
         let pods_interface = self.name(path);
+        if self.is_local(path) {
+            return Err(format!(
+                "{near} is an address of this host itself, or a local route has it: what is for it \
+                 ends in the host, and reaches no pod (`ip -4 address`, `ip route get {near}`)"
+            ));
+        }
         if !self.leads_to_pods(path, asked) {
             return Err(format!(
                 "this host has no route of its own to {near}, the kernel sends that by {}: \
@@ -143,6 +155,12 @@ impl Answers {
         let path = outer.as_ref().map_err(|error| {
             format!("this host can't send to {host}: {} (`ip route get {host}`)", why(error))
         })?;
+        if self.is_local(path) {
+            return Err(format!(
+                "{host}, the peer's address, is one of this host itself, or a local route has it: \
+                 what is sent there ends here (`ip -4 address`, `ip route get {host}`)"
+            ));
+        }
         if Some(self.name(path)) == device {
             let by = self.shown(path);
             return Err(format!("the route to {host} leads into the overlay itself, by {by}"));
@@ -210,7 +228,7 @@ pub(super) mod tests {
         Err(errno.into())
     }
 
-    /// eth0, cni0 and flannel0 are 1, 2 and 3.
+    /// eth0, cni0, flannel0 and lo are 1 to 4.
     pub(in crate::tool::explain) fn links() -> Vec<Link> {
         let link = |(index, name): (u32, &str)| Link {
             id: LinkId { index, name: name.to_owned() },
@@ -218,14 +236,14 @@ pub(super) mod tests {
             is_up: true,
             has_carrier: true,
             carrier_losses: None,
-            is_loopback: false,
+            is_loopback: name == "lo",
             is_bridge: false,
             mac: None,
             vxlan: None,
             veth_peer: None,
             alias: None,
         };
-        [(1, "eth0"), (2, "cni0"), (3, "flannel0")].map(link).to_vec()
+        [(1, "eth0"), (2, "cni0"), (3, "flannel0"), (4, "lo")].map(link).to_vec()
     }
 
     fn parting(asked: Asked<'_>, near: Path, across: Path, outer: Path) -> Option<String> {
@@ -270,6 +288,8 @@ pub(super) mod tests {
             (by(2, None), refused(Errno::HOSTUNREACH), well(), "forwarding"),
             (by(2, None), by(3, None), refused(Errno::INVAL), "192.0.2.2"),
             (by(2, None), by(3, None), by(3, None), "flannel0"),
+            (by(4, None), by(3, None), well(), "`ip route get 10.5.1.9`"),
+            (by(2, None), by(3, None), by(4, None), "`ip -4 address`, `ip route get 192.0.2.2`"),
         ] {
             let text = parting(ASKED, near, across, outer).unwrap_or_default();
             assert!(text.contains(expected), "{expected}: {text}");

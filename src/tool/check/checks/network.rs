@@ -1,6 +1,6 @@
 //! Interfaces, their MTUs, and routes.
 
-use super::super::facts::Facts;
+use super::super::facts::{Facts, OwnRoute};
 use super::super::finding::{Checked, Finding, failed, forwarding_cure, skipped, warning, well};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
@@ -154,7 +154,9 @@ fn bridges<'a>(
         !is_overlay
             && !is_flannels(link)
             && !link.is_loopback
-            && (is_bare || addresses.any(|it| subnet.contains(it.address)))
+            && (is_bare
+                || addresses
+                    .any(|it| subnet.contains(it.address) && !is_of_a_pod(facts, host, subnet, it)))
     };
     host.links.iter().filter(is_bridge)
 }
@@ -229,13 +231,47 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
     };
     let is_stranger =
         |route: &&Route| network.covers(route.destination) && !is_ours(route) && !is_behind(route);
-    let text = |route: &Route| match (route.kind, route.next_hops.first()) {
+    host.routes.iter().filter(is_stranger).map(|route| shown(facts, route)).collect()
+}
+
+/// Routes that the kernel follows, and by which packets for some of this host's pods do not reach
+/// them, as text. A pod may have a route of its own, to its link.
+fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
+    let is_pods_link = |route: &Route, index: u32| {
+        let name = facts.link_name(index);
+        let is_no_pods = [facts.device(), facts.interface(), Some("lo")].contains(&Some(name));
+        let is_bridge = bridges(facts, host, subnet).any(|link| link.id.index == index);
+        is_bridge || !is_no_pods && route.destination.length_bits() == 32
+    };
+    let leads_away = |OwnRoute { route, path, .. }: &&OwnRoute| match (route.kind, path) {
+        (RouteKind::Unicast, Some(path)) => route.next_hops.iter().any(|hop| {
+            let is_followed =
+                (hop.interface_index, hop.gateway) == (path.interface_index, path.gateway);
+            is_followed && (hop.gateway.is_some() || !is_pods_link(route, hop.interface_index))
+        }),
+        (RouteKind::LOCAL, Some(path)) => {
+            let address = route.destination.network();
+            let has_address = host.addresses.iter().any(|it| it.address == address);
+            facts.link_name(path.interface_index) == "lo" && !has_address
+        }
+        (RouteKind::BLACKHOLE | RouteKind::UNREACHABLE | RouteKind::PROHIBIT, None) => true,
+        (RouteKind::Unicast | RouteKind::Other(_), _) => false,
+    };
+    let taking = facts.own_routes.iter().filter(leads_away);
+    let text = |OwnRoute { table, route, .. }: &OwnRoute| {
+        format!("{} (table {table}), of {subnet}, this host's pods", shown(facts, route))
+    };
+    taking.map(text).collect()
+}
+
+fn shown(facts: &Facts, route: &Route) -> String {
+    match (route.kind, route.next_hops.first()) {
         (RouteKind::Unicast, Some(hop)) => {
             format!("{} dev {}", route.destination, facts.link_name(hop.interface_index))
         }
+        (RouteKind::LOCAL, _) => format!("{} to this host itself", route.destination),
         _ => format!("{} to nowhere (a blackhole or the like)", route.destination),
-    };
-    host.routes.iter().filter(is_stranger).map(text).collect()
+    }
 }
 
 pub(super) fn foreign_routes(facts: &Facts) -> Checked {
@@ -244,7 +280,7 @@ pub(super) fn foreign_routes(facts: &Facts) -> Checked {
     if facts.backend().is_none_or(|kind| kind.carried_by() == CarriedBy::Others) {
         return skipped("this backend sets no routes");
     }
-    let found = strangers(facts, host, lease);
+    let found = [takers(facts, host, lease.subnet), strangers(facts, host, lease)].concat();
     if found.is_empty() {
         return Ok(format!("none in {}", lease.network));
     }
@@ -255,9 +291,36 @@ pub(super) fn foreign_routes(facts: &Facts) -> Checked {
     )
 }
 
+/// Whether a host's address in its `subnet` is one that a pod may get. The overlay's device has the
+/// subnet's own, the pods' bridge or each of their links the first; without that one, the bridge
+/// has whatever its network begins with.
+fn is_of_a_pod(facts: &Facts, host: &Listing, subnet: Prefix, it: &Address) -> bool {
+    if !subnet.contains(it.address) || [subnet.network(), subnet.first_host()].contains(&it.address)
+    {
+        return false;
+    }
+    let name = facts.link_name(it.interface_index);
+    let is_no_bridge = [facts.device(), facts.interface(), Some("lo")].contains(&Some(name));
+    let has_gateway = host.addresses.iter().any(|it| it.address == subnet.first_host());
+    has_gateway || is_no_bridge || it.is_secondary || it.prefix_length_bits == 32
+}
+
 pub(super) fn overlap(facts: &Facts) -> Checked {
     let host = facts.host()?;
     let &Lease { network, subnet, .. } = facts.lease().ok_or("no weftd says its network")?;
+    if let Some(it) = host.addresses.iter().find(|it| is_of_a_pod(facts, host, subnet, it)) {
+        let (name, address) = (facts.link_name(it.interface_index), it.address);
+        return warning(
+            format!(
+                "{name} has {address}, of {subnet}, this host's pods: what is for a pod with that \
+                 address ends in the host"
+            ),
+            format!(
+                "If a pod has it, or may get it: ip address del {address}/{} dev {name}",
+                it.prefix_length_bits
+            ),
+        );
+    }
     let is_stray =
         |address: &&Address| network.contains(address.address) && !subnet.contains(address.address);
     let Some(stray) = host.addresses.iter().find(is_stray) else {

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use rustix::thread::CapabilitySet;
 
 use super::super::facts::{
-    DaemonFacts, DaemonState, Directory, Facts, OtherDaemon, PeerWay, ProcessFacts, Resolved,
-    SubnetFacts, UdpSocket,
+    DaemonFacts, DaemonState, Directory, Facts, OtherDaemon, OwnRoute, PeerWay, ProcessFacts,
+    Resolved, SubnetFacts, UdpSocket,
 };
 use super::super::finding::{Finding, Judgement as Judged};
 use super::super::firewall::iptables::parse as parse_iptables;
@@ -19,7 +19,7 @@ use crate::config::subnet_file::Previous;
 use crate::host::listing::Listing;
 use crate::host::netlink::policies::Policy;
 use crate::host::state::{
-    Address, Link, LinkId, MacAddress, NextHop, Route, RouteKind, RouteProtocol, Vxlan,
+    Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol, Vxlan,
 };
 use crate::route::Prefix;
 use crate::status::{
@@ -116,6 +116,13 @@ fn route(destination: &str, interface_index: u32, gateway: Option<&str>) -> Rout
             gateway: gateway.map(|gateway| gateway.parse().unwrap()),
         }],
     }
+}
+
+/// A route into the own subnet, and that the kernel sends by this interface.
+fn own_route(table: u32, route: Route, interface_index: u32) -> OwnRoute {
+    let gateway = route.next_hops.first().and_then(|hop| hop.gateway);
+    let path = PathToHost { interface_index, preferred_source: None, gateway, is_plain: true };
+    OwnRoute { table, route, path: Some(path) }
 }
 
 fn prefix(text: &str) -> Option<Prefix> {
@@ -443,6 +450,23 @@ const OF_THE_HOST: &[Wrong] = &[
     ("device-forwarding", Judged::Failed, "flannel0.forwarding is 0", |it| {
         it.sysctls.insert("net/ipv4/conf/flannel0/forwarding".to_owned(), 0);
     }),
+    ("foreign-routes", Judged::Failed, "10.5.1.128/25 dev eth0 (table 100)", |it| {
+        it.own_routes = vec![own_route(100, route("10.5.1.128/25", 2, None), 2)];
+    }),
+    ("foreign-routes", Judged::Failed, "10.5.1.0/25 dev if9", |it| {
+        host(it).links.push(link(9, "if9", 1500));
+        it.own_routes = vec![own_route(254, route("10.5.1.0/25", 9, None), 9)];
+    }),
+    ("foreign-routes", Judged::Failed, "10.5.1.9/32 to nowhere", |it| {
+        let route = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.9/32", 0, None) };
+        it.own_routes = vec![OwnRoute { table: 254, route, path: None }];
+    }),
+    ("address-overlap", Judged::Warning, "lo has 10.5.1.7", |it| {
+        host(it).addresses.push(Address { prefix_length_bits: 32, ..address(1, "10.5.1.7") });
+    }),
+    ("address-overlap", Judged::Warning, "cni0 has 10.5.1.7", |it| {
+        host(it).addresses.push(Address { is_secondary: true, ..address(4, "10.5.1.7") });
+    }),
     ("rp-filter", Judged::Warning, "strict", |it| {
         host(it).routes.push(route("10.5.3.0/24", 2, None));
     }),
@@ -537,6 +561,31 @@ fn a_weftd_whose_socket_is_gone_is_in_nobodys_way() {
         let found = judge(id, &facts);
         let is_blamed = matches!(found.verdict, Judged::Failed | Judged::Warning);
         assert!(!is_blamed, "{id}: {}", found.evidence);
+    }
+}
+
+/// Each pod may have a route, the bridge another address than the first, and rules may have the
+/// kernel follow no route of a table.
+#[test]
+fn what_leads_to_pods_takes_none_away() {
+    let mut facts = well(BackendKind::HostGw);
+    let local = |to| Route { kind: RouteKind::LOCAL, ..route(to, 1, None) };
+    let broadcast = Route { kind: RouteKind::Other(3), ..route("10.5.1.255/32", 4, None) };
+    host(&mut facts).links.push(link(9, "veth9", 1500));
+    facts.own_routes = vec![
+        own_route(254, route("10.5.1.7/32", 9, None), 9),
+        own_route(254, route("10.5.1.128/25", 4, None), 4),
+        own_route(100, route("10.5.1.0/24", 2, None), 4),
+        own_route(100, Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/25", 0, None) }, 4),
+        own_route(255, local("10.5.1.1/32"), 1),
+        own_route(255, broadcast, 4),
+    ];
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok);
+    facts.own_routes = vec![own_route(255, local("10.5.1.7/32"), 1)];
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Failed, "nobody has the address");
+    host(&mut facts).addresses[1].address = [10, 5, 1, 254].into();
+    for id in ["address-overlap", "bridge-mtu", "pod-bridge"] {
+        assert_eq!(judge(id, &facts).verdict, Judged::Ok, "{id}: the bridge's other address");
     }
 }
 

@@ -27,7 +27,10 @@ fn judge(facts: &Facts, refused: fn(&PeerWay) -> Option<&str>, what: &str) -> Ch
         None => Ok(format!("{all} peers asked about")),
         Some((host, why)) => failed(
             format!("{} of {all} peers {what}, such as {host}: {why}", found.len()),
-            format!("See `ip rule`, `ip route get {host}` and net.ipv4.conf.*.rp_filter."),
+            format!(
+                "See `ip rule`, `ip route get {host}`, `ip -4 address` and \
+                 net.ipv4.conf.*.rp_filter."
+            ),
         ),
     }
 }
