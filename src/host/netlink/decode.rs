@@ -9,7 +9,8 @@ use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{
-    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp,
+    XdpAttached,
 };
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
@@ -58,6 +59,16 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         veth_peer: linked.filter(|_| is(InfoKind::Veth)),
         alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })
+}
+
+/// The link's index, if it has an XDP program.
+pub(super) fn with_xdp(message: &RouteNetlinkMessage) -> Option<u32> {
+    let RouteNetlinkMessage::NewLink(LinkMessage { header, attributes, .. }) = message else {
+        return None;
+    };
+    let xdp = find!(attributes, LinkAttribute::Xdp(about) => about.as_slice())?;
+    let attached = find!(xdp, LinkXdp::Attached(attached) => attached)?;
+    (*attached != XdpAttached::None).then_some(header.index)
 }
 
 /// What a VXLAN device was made with.

@@ -20,6 +20,22 @@ use crate::host::state::LinkId;
 /// Its place among the filters of others: behind those with a number below it.
 const PRIORITY: u32 = 8285;
 
+/// What devices have without anybody's wish to drop or delay packets: defaults, and where filters
+/// are attached.
+const USUAL_DISCIPLINES: [&str; 11] = [
+    "noqueue",
+    "mq",
+    "mqprio",
+    "pfifo_fast",
+    "pfifo",
+    "fq_codel",
+    "codel",
+    "fq",
+    "sfq",
+    "clsact",
+    "ingress",
+];
+
 /// How the names of all programs begin.
 const NAMES_BEGIN: &str = "weft_";
 
@@ -120,17 +136,11 @@ impl FilterPlace {
         Ok(ours.len())
     }
 
-    /// The kinds of the filters that are not ours and see what leaves a device.
-    pub async fn of_others(device: u32) -> Result<Vec<String>> {
-        let filters = Self { device, side: Side::Egress, handle: 0 }.list().await?;
+    /// The kinds of the filters on this side of a device that are not ours.
+    pub async fn of_others(device: u32, side: Side) -> Result<Vec<String>> {
+        let filters = Self { device, side, handle: 0 }.list().await?;
         let others = filters.iter().filter(|it| handle_of_ours(it).is_none());
-        let kinds = others.flat_map(|it| &it.attributes).filter_map(|it| {
-            let TcAttribute::Kind(kind) = it else { return None };
-            Some(kind.clone())
-        });
-        let mut kinds: Vec<_> = kinds.collect();
-        kinds.dedup();
-        Ok(kinds)
+        Ok(kinds(others))
     }
 
     async fn is_taken(self) -> Result<bool> {
@@ -180,6 +190,28 @@ impl Drop for Filter {
             warn!("cannot remove a filter of device {device}: {error}; see `tc filter show`");
         }
     }
+}
+
+/// The kinds of a device's queueing disciplines, as far as they are none that a kernel or a
+/// distribution gives to devices by itself.
+pub async fn unusual_disciplines(device: u32) -> Result<Vec<String>> {
+    let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(device as i32));
+    let all = list("list queueing disciplines", request).await?;
+    let on_device = all.iter().filter_map(|message| {
+        let RouteNetlinkMessage::NewQueueDiscipline(found) = message else { return None };
+        // The kernel lists those of all devices.
+        (found.header.index == device as i32).then_some(found)
+    });
+    let mut kinds = kinds(on_device);
+    kinds.retain(|kind| !USUAL_DISCIPLINES.contains(&kind.as_str()));
+    Ok(kinds)
+}
+
+fn kinds<'a>(all: impl Iterator<Item = &'a TcMessage>) -> Vec<String> {
+    let kind = |it: &TcMessage| find!(it.attributes, TcAttribute::Kind(kind) => kind.clone());
+    let mut kinds: Vec<_> = all.filter_map(kind).collect();
+    kinds.dedup();
+    kinds
 }
 
 /// The handle of a filter that a weftd has attached.

@@ -56,10 +56,18 @@ pub(super) const CHECKS: &[Check] = &[
     ),
     ("address-conflicts", ways::addresses, "no other machine answers for an address"),
     ("neighbours", ways::neighbours, "no permanent entry of a peer in alarm is wrong"),
-    ("egress-filters", ways::filters, "no tc filter of others takes what is sent"),
+    (
+        "egress-filters",
+        ways::filters,
+        "no tc filter, shaper or XDP program of others may take packets",
+    ),
     ("firewall-output", kernel::firewall_output, "no rule drops what the tunnel sends"),
     ("firewall-input", kernel::firewall_input, "no rule drops the tunnel's UDP port"),
-    ("firewall-forward", kernel::firewall_forward, "no rule drops what pods get"),
+    (
+        "firewall-forward",
+        kernel::firewall_forward,
+        "no rule drops what pods get, or send to other hosts",
+    ),
 ];
 
 #[cfg(test)]

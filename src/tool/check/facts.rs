@@ -37,9 +37,10 @@ pub(super) struct Facts {
     pub(super) own_routes: Vec<OwnRoute>,
     /// Who has the underlay's addresses on the external link; nothing if nobody could be asked.
     pub(super) resolved: Option<Vec<Resolved>>,
-    /// IPsec policies for what is sent, and filters of others for what leaves the external link.
+    /// IPsec policies for what is sent.
     pub(super) policies: Vec<Policy>,
-    pub(super) filters: Vec<String>,
+    /// What others have put on the external link and the overlay's device that may drop packets.
+    pub(super) filters: Vec<Filter>,
     /// Below `/proc/sys`, such as `net/ipv4/ip_forward`.
     pub(super) sysctls: BTreeMap<String, u64>,
     pub(super) udp_sockets: Option<Vec<UdpSocket>>,
@@ -115,6 +116,16 @@ pub(super) struct OwnRoute {
     pub(super) table: u32,
     pub(super) route: Route,
     pub(super) path: Option<PathToHost>,
+}
+
+/// A tc filter, a queueing discipline or an XDP program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Filter {
+    /// Kind and place, such as `u32 filter (egress of eth0)`.
+    pub(super) text: String,
+    /// Whether it is a filter by fields of what leaves, with an action: nobody has such a one but
+    /// to drop, redirect or limit packets.
+    pub(super) has_action: bool,
 }
 
 /// An address of the underlay, and who has it.

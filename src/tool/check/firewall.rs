@@ -14,6 +14,10 @@ use crate::route::Prefix;
 /// Chains that jump to each other deeper than that are given up on.
 const DEPTH_MAX: u8 = 16;
 
+/// Of a packet with nothing in it, and of the longest that pods commonly send.
+const LENGTH_MIN: u64 = 20;
+const LENGTH_MAX: u64 = 1500;
+
 /// Where packets meet a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Display, Deserialize)]
 #[display(rename_all = "lowercase")]
@@ -28,6 +32,11 @@ pub(super) enum Hook {
     Postrouting,
     /// Of one device, after all others.
     Egress,
+    /// Of frames that leave a bridge's own end for its ports, and of those that come to it.
+    #[serde(skip)]
+    BridgeOut,
+    #[serde(skip)]
+    BridgeIn,
 }
 
 /// The hooks of a packet that this host gets.
@@ -35,6 +44,11 @@ pub(super) const RECEIVED: &[Hook] = &[Hook::Ingress, Hook::Prerouting, Hook::In
 /// Of one that it forwards.
 pub(super) const FORWARDED: &[Hook] =
     &[Hook::Ingress, Hook::Prerouting, Hook::Forward, Hook::Postrouting];
+/// Of one that it forwards out of a device.
+pub(super) const FORWARDED_ON: &[Hook] =
+    &[Hook::Prerouting, Hook::Forward, Hook::Postrouting, Hook::Egress];
+/// Of both on the pods' bridge: what they get, and what they send.
+pub(super) const BRIDGED: [&[Hook]; 2] = [&[Hook::BridgeOut], &[Hook::BridgeIn]];
 /// Of one that it sends.
 pub(super) const SENT: &[Hook] = &[Hook::Output, Hook::Postrouting, Hook::Egress];
 
@@ -89,6 +103,10 @@ pub(super) enum Property {
     GoesBy(String),
     /// What all packets have that begin a connection of IPv4, or none.
     Known(bool),
+    /// One of these lengths, in bytes.
+    Length(u64, u64),
+    /// Some field of a protocol that is not UDP.
+    OtherProtocol,
 }
 
 /// What a rule does.
@@ -96,6 +114,8 @@ pub(super) enum Property {
 pub(super) enum Action {
     Accept,
     Drop,
+    /// Sends it to another address.
+    Divert,
     Jump(String),
     /// As a jump, but at its end the chain's policy applies.
     Goto(String),
@@ -162,6 +182,51 @@ pub(super) fn dropped_by(
     })
 }
 
+/// A rule that drops some of these packets, unless one in front of it lets them pass; its chain.
+pub(super) fn may_drop(
+    chains: &[Chain],
+    hooks: &[Hook],
+    packet: &Packet<'_>,
+) -> Option<(String, String)> {
+    chains.iter().find_map(|base| {
+        let hook = base.hook.filter(|hook| hooks.contains(hook))?;
+        let device = if hook == Hook::Egress { packet.goes_by } else { packet.comes_by };
+        let is_its = |name: &String| Some(name.as_str()) == device;
+        let is_of_another = !base.devices.is_empty() && !base.devices.iter().any(is_its);
+        let by = partly(chains, base, packet, 0).filter(|_| !is_of_another)?;
+        Some((by, format!("chain {} of {} (hook {hook})", base.name, base.table)))
+    })
+}
+
+fn partly(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> Option<String> {
+    for rule in &chain.rules {
+        let holds = rule.holds(packet);
+        let is_met = |it: &Condition| it.holds(packet) == Some(true) || it.holds_for_some(packet);
+        let is_meant = rule.conditions.iter().all(is_met);
+        let found = match &rule.action {
+            Action::Drop => Some(format!("{}: {}", chain.table, rule.text)),
+            Action::Jump(name) | Action::Goto(name) => {
+                let is_next = |it: &&Chain| it.table == chain.table && it.name == *name;
+                let next = chains.iter().find(is_next).filter(|_| is_meant && depth < DEPTH_MAX);
+                next.and_then(|next| partly(chains, next, packet, depth + 1))
+            }
+            Action::Accept
+            | Action::Divert
+            | Action::Return
+            | Action::Nothing
+            | Action::Unknown => None,
+        };
+        if is_meant && found.is_some() {
+            return found;
+        }
+        let is_end = !matches!(rule.action, Action::Nothing | Action::Jump(_));
+        if is_end && holds == Some(true) {
+            return None;
+        }
+    }
+    None
+}
+
 fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End {
     for rule in &chain.rules {
         let holds = rule.holds(packet);
@@ -170,7 +235,9 @@ fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End 
         }
         let end = match &rule.action {
             Action::Accept | Action::Unknown => End::MayPass,
-            Action::Drop => End::Dropped(format!("{}: {}", chain.table, rule.text)),
+            Action::Drop | Action::Divert => {
+                End::Dropped(format!("{}: {}", chain.table, rule.text))
+            }
             Action::Jump(name) | Action::Goto(name) => {
                 let is_meant = |it: &&Chain| it.table == chain.table && it.name == *name;
                 match chains.iter().find(is_meant).filter(|_| depth < DEPTH_MAX) {
@@ -214,8 +281,34 @@ impl Condition {
             Property::ComesBy(name) => by(packet.comes_by, name),
             Property::GoesBy(name) => by(packet.goes_by, name),
             Property::Known(holds) => Some(*holds),
+            Property::Length(first, _) if *first > LENGTH_MAX => Some(false),
+            Property::Length(_, last) if *last < LENGTH_MIN => Some(false),
+            Property::Length(first, last) => {
+                (*first <= LENGTH_MIN && *last >= LENGTH_MAX).then_some(true)
+            }
+            Property::OtherProtocol => packet.udp_port.map(|_| false),
         };
         holds.map(|holds| holds != self.negated)
+    }
+
+    /// Whether some of the packets surely have it and others not: those of a protocol, of a length,
+    /// or to a single address. A port is closed on purpose.
+    fn holds_for_some(&self, packet: &Packet<'_>) -> bool {
+        match &self.property {
+            Some(Property::Protocol { .. } | Property::Length(..)) => self.holds(packet).is_none(),
+            Some(Property::Source(_)) => packet.sources.is_some() && self.holds(packet).is_none(),
+            Some(Property::Destination(_)) => {
+                packet.destinations.is_some() && self.holds(packet).is_none()
+            }
+            Some(
+                Property::Port(_)
+                | Property::ComesBy(_)
+                | Property::GoesBy(_)
+                | Property::Known(_)
+                | Property::OtherProtocol,
+            )
+            | None => false,
+        }
     }
 }
 

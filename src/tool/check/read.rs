@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access, statvfs};
 use rustix::io::Errno;
 
-use super::facts::{Directory, Facts, OwnRoute, PeerWay, Resolved, SubnetFacts};
+use super::facts::{Directory, Facts, Filter, OwnRoute, PeerWay, Resolved, SubnetFacts};
 use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
 use crate::host::listing::Listing;
-use crate::host::netlink::filters::FilterPlace;
+use crate::host::netlink::filters::{FilterPlace, Side, unusual_disciplines};
 use crate::host::netlink::policies::{for_sent, has_policies};
 use crate::host::netlink::{self, neighbours, routes};
 use crate::host::state::{EntryTable, Link, MacAddress, PathToHost, Route};
@@ -192,9 +192,28 @@ async fn pods_refused(facts: &Facts, host: Ipv4Addr, subnet: Prefix) -> Option<S
     is_told.then(|| format!("{} ({query})", why(&error)))
 }
 
-async fn filters(facts: &Facts) -> Option<Vec<String>> {
-    let index = facts.link(facts.interface()?)?.id.index;
-    FilterPlace::of_others(index).await.ok()
+/// What others have put on the external link and the overlay's device.
+async fn filters(facts: &Facts) -> Option<Vec<Filter>> {
+    let with_xdp = netlink::with_xdp().await.ok()?;
+    let mut found = Vec::new();
+    for name in [facts.interface(), facts.device()].into_iter().flatten() {
+        let index = facts.link(name)?.id.index;
+        let mut add = |text, has_action| found.push(Filter { text, has_action });
+        for (side, way) in [(Side::Egress, "egress"), (Side::Ingress, "ingress")] {
+            for kind in FilterPlace::of_others(index, side).await.ok()? {
+                // Agents of every kind look at packets by programs.
+                let has_action = side == Side::Egress && kind != "bpf";
+                add(format!("{kind} filter ({way} of {name})"), has_action);
+            }
+        }
+        for kind in unusual_disciplines(index).await.ok()? {
+            add(format!("queueing discipline {kind} ({name})"), false);
+        }
+        if with_xdp.contains(&index) {
+            add(format!("XDP program ({name})"), false);
+        }
+    }
+    Some(found)
 }
 
 /// Who has the addresses of this host on the external link, and those of peers with an alarm.

@@ -25,6 +25,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(50);
 enum Screen {
     Status,
     Check,
+    /// Of the address that it is given.
+    Ping,
 }
 
 impl Screen {
@@ -32,6 +34,7 @@ impl Screen {
         match self {
             Self::Status => "weft status",
             Self::Check => "weft check",
+            Self::Ping => "weft ping",
         }
     }
 
@@ -39,9 +42,10 @@ impl Screen {
     /// of the status only what a screen of 24 lines has.
     fn show(self, host: &Namespace, dir: &Path, more: &[&str]) -> String {
         let output = match self {
-            Self::Status => {
+            Self::Status | Self::Ping => {
                 let socket = dir.join("weft.sock").display().to_string();
-                let words = [env!("CARGO_BIN_EXE_weft"), "status", "--socket", &socket];
+                let command = if self == Self::Ping { "ping" } else { "status" };
+                let words = [env!("CARGO_BIN_EXE_weft"), command, "--socket", &socket];
                 host.command(&[&words, more].concat()).output().expect("weft runs")
             }
             Self::Check => check(host, dir, more),

@@ -71,6 +71,22 @@ const OF_THE_HOST: &[Broken] = &[
         NO_FIREWALL,
     ),
     here(
+        "a rule drops the TCP of pods alone",
+        Screen::Check,
+        "firewall-forward",
+        "nft 'table inet w { chain c { \
+         type filter hook forward priority 0; meta l4proto tcp drop; }; }'",
+        NO_FIREWALL,
+    ),
+    here(
+        "a rule drops the tunnel's long datagrams alone",
+        Screen::Check,
+        "firewall-input",
+        "nft 'table inet w { chain c { \
+         type filter hook input priority 0; udp dport 8285 meta length > 1300 drop; }; }'",
+        NO_FIREWALL,
+    ),
+    here(
         "the pods' bridge has a larger MTU",
         Screen::Check,
         "cni0 has MTU 9000, the overlay 1472",
@@ -249,8 +265,42 @@ const OF_PACKETS: &[Broken] = &[
     },
 ];
 
+/// Of hosts whose kernel carries the packets without a tunnel: their own echoes are between the
+/// hosts, and show nothing of it.
+const OF_HOST_GW: &[Broken] = &[
+    here(
+        "a netdev chain drops what pods send, with host-gw",
+        Screen::Check,
+        "firewall-forward",
+        "nft 'table netdev w { chain c { type filter hook egress device wire0 priority 0; \
+         ip daddr 10.5.0.0/16 drop; }; }'",
+        "nft delete table netdev w",
+    ),
+    here(
+        "a tc filter drops what pods send, with host-gw",
+        Screen::Check,
+        "egress-filters",
+        "tc qdisc add dev wire0 clsact; tc filter add dev wire0 egress protocol ip \
+         u32 match ip dst 10.5.0.0/16 action mirred egress redirect dev lo",
+        "tc qdisc delete dev wire0 clsact",
+    ),
+    Broken {
+        fault: Fault {
+            name: "two hosts route a pod's packets to each other",
+            screen: Screen::Ping,
+            says: "TTL expired at 172.20.0.",
+        },
+        host: 1,
+        breaks: "ip route add $PEER_POD/32 via $OWN_ADDRESS",
+        mends: "ip route del $PEER_POD/32 via $OWN_ADDRESS",
+    },
+];
+
 pub(super) fn faults() -> impl Iterator<Item = Fault> {
-    [OF_THE_HOST, OF_THE_PEER, OF_PACKETS].into_iter().flatten().map(|broken| broken.fault)
+    [OF_THE_HOST, OF_THE_PEER, OF_PACKETS, OF_HOST_GW]
+        .into_iter()
+        .flatten()
+        .map(|broken| broken.fault)
 }
 
 /// A fault may trip a second check, and one may depend on the machine that runs the tests.
@@ -261,9 +311,9 @@ const COMPLAINTS_MAX: usize = 3;
 const HALF_MENDED: &str = "ONE-WAY";
 
 /// Causes each fault, and asserts that its cause is named then, and not before.
-fn try_all(all: &[Broken], flags: &[&str]) {
+fn try_all(config: &str, all: &[Broken], flags: &[&str]) {
     let overlay = Overlay::start_with(
-        CONFIG,
+        config,
         [&[&["--fast-path=off"], flags].concat(), &["--fast-path=off"]],
     );
     let (host, dir) = (&overlay.lab.hosts[0], overlay.dir(0));
@@ -284,11 +334,12 @@ fn try_all(all: &[Broken], flags: &[&str]) {
     let _pings = overlay.lab.pods[0].spawn(&["ping", "-q", "-i0.2", "-s1400", &far]);
     overlay.traffic_resumes(KNOWN, "the start");
     for Broken { fault, host: broken_host, breaks, mends } in all {
-        let before = fault.screen.show(host, &dir, &[]);
+        let more: &[&str] = if fault.screen == Screen::Ping { &[&far] } else { &[] };
+        let before = fault.screen.show(host, &dir, more);
         assert!(!before.contains(fault.says), "{} before it was caused: {before}", fault.name);
         shell(&overlay.lab.hosts[*broken_host], &variables, breaks);
-        assert_named(*fault, host, &dir, &[]);
-        let screen = fault.screen.show(host, &dir, &[]);
+        assert_named(*fault, host, &dir, more);
+        let screen = fault.screen.show(host, &dir, more);
         let is_complaint = |line: &&str| line.starts_with("failed") || line.starts_with("warning");
         let complaints = screen.lines().filter(is_complaint).count();
         assert!(complaints <= COMPLAINTS_MAX, "{}: too much else: {screen}", fault.name);
@@ -296,7 +347,7 @@ fn try_all(all: &[Broken], flags: &[&str]) {
         // Counts stay, and a path is measured again after minutes.
         let leaves_traces = fault.says.starts_with("look at") || fault.says.contains("paths");
         wait_until(KNOWN, &format!("all is well after: {}", fault.name), || {
-            let screen = fault.screen.show(host, &dir, &[]);
+            let screen = fault.screen.show(host, &dir, more);
             leaves_traces || !(screen.contains(fault.says) || screen.contains(HALF_MENDED))
         });
     }
@@ -304,15 +355,21 @@ fn try_all(all: &[Broken], flags: &[&str]) {
 
 #[test]
 fn faults_of_the_host_are_named() {
-    try_all(OF_THE_HOST, &[]);
+    try_all(CONFIG, OF_THE_HOST, &[]);
 }
 
 #[test]
 fn faults_of_the_way_to_a_peer_are_named() {
-    try_all(OF_THE_PEER, &["--guard"]);
+    try_all(CONFIG, OF_THE_PEER, &["--guard"]);
 }
 
 #[test]
 fn faults_of_packets_and_entries_are_named() {
-    try_all(OF_PACKETS, &[]);
+    try_all(CONFIG, OF_PACKETS, &[]);
+}
+
+#[test]
+fn faults_of_host_gw_are_named() {
+    let config = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
+    try_all(config, OF_HOST_GW, &[]);
 }

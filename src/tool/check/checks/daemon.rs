@@ -12,8 +12,20 @@ use crate::status::Lease;
 const FREE_BYTES_MIN: u64 = 64 << 10;
 const FREE_FILES_MIN: u64 = 8;
 
-const ENDED: &str = "Start weftd; its log says why it ended, such as a right that its unit or \
-                     container lacks. If it runs, give its --socket.";
+/// It keeps no record of its end but its log; what the store has of the subnet tells one cause.
+fn ended(facts: &Facts) -> String {
+    let subnet = facts.subnet_file.says.subnet.map(|subnet| {
+        format!(
+            " `weft lease show {subnet}` (with weftd's flags for its store) says who has this \
+             host's subnet: if another node, weftd ended because it lost the lease."
+        )
+    });
+    format!(
+        "Start weftd; its log says why it ended, such as a right that its unit or container \
+         lacks.{} If it runs, give its --socket.",
+        subnet.unwrap_or_default()
+    )
+}
 
 pub(super) fn answers(facts: &Facts) -> Checked {
     let socket = facts.asked.answered.daemon.socket.display();
@@ -30,7 +42,7 @@ pub(super) fn answers(facts: &Facts) -> Checked {
             format!(
                 "weftd is not running: there is no {socket}, but a subnet file of an earlier run"
             ),
-            ENDED,
+            ended(facts),
         ),
         DaemonState::Absent => Ok(format!("no weftd runs: there is no {socket}")),
         DaemonState::Answered(status) => Ok(format!("weftd {}", status.version)),
@@ -40,7 +52,7 @@ pub(super) fn answers(facts: &Facts) -> Checked {
             format!("nsenter --target {pid} --net weft check"),
         ),
         DaemonState::Stale => {
-            failed(format!("nobody serves {socket}: weftd ended without removing it"), ENDED)
+            failed(format!("nobody serves {socket}: weftd ended without removing it"), ended(facts))
         }
         DaemonState::Mute(why) => failed(
             format!("{socket}: {why}"),

@@ -4,7 +4,9 @@ use std::net::Ipv4Addr;
 
 use super::super::facts::Facts;
 use super::super::finding::{Checked, failed, forwarding_cure, skipped, warning, well};
-use super::super::firewall::{FORWARDED, Hook, Packet, RECEIVED, SENT, dropped_by};
+use super::super::firewall::{
+    BRIDGED, FORWARDED, FORWARDED_ON, Hook, Packet, RECEIVED, SENT, dropped_by, may_drop,
+};
 use super::network::{external_name, strangers};
 use crate::host::netlink::policies::Policy;
 use crate::route::Prefix;
@@ -112,20 +114,22 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     let (external, udp_port) = (external.as_deref(), Some(port));
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
+    let packet = |peer| match hooks == SENT {
+        true => Packet { udp_port, destinations: peer, goes_by: external, ..Packet::default() },
+        false => Packet { udp_port, sources: peer, comes_by: external, ..Packet::default() },
+    };
     let dropped = std::iter::once(None).chain(peers.map(Some)).find_map(|peer| {
-        let packet = match hooks == SENT {
-            true => Packet { udp_port, destinations: peer, goes_by: external, ..Packet::default() },
-            false => Packet { udp_port, sources: peer, comes_by: external, ..Packet::default() },
-        };
+        let packet = packet(peer);
         let whom = peer.map_or(String::new(), |peer| format!(" {of} {}", peer.network()));
         dropped_by(chains, hooks, &packet, &so(port, &whom))
     });
-    match dropped {
+    if let Some((rule, chain)) = dropped {
+        let cure = format!("Accept UDP port {port} {way} all nodes in front of that, in {chain}.");
+        return warning(rule, cure);
+    }
+    match may_drop(chains, hooks, &packet(None)) {
         None => Ok(format!("nothing surely drops UDP port {port} there")),
-        Some((rule, chain)) => warning(
-            rule,
-            format!("Accept UDP port {port} {way} all nodes in front of that, in {chain}."),
-        ),
+        Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "the tunnel sends or gets"),
     }
 }
 
@@ -143,21 +147,48 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
         return skipped("weftd sets its rules when it starts");
     }
     let subnet = facts.lease().map(|lease| lease.subnet).or(facts.subnet_file.says.subnet);
-    let packet = Packet {
+    let inward = Packet {
         sources: Some(network),
         destinations: subnet.or(Some(network)),
         comes_by: facts.comes_by(),
         ..Packet::default()
     };
-    let so = "pods do not get packets of other hosts";
-    match dropped_by(facts.firewall()?, FORWARDED, &packet, so) {
-        None => Ok(format!("nothing surely drops what is for {network}")),
-        Some((rule, chain)) => warning(
+    let outward = Packet {
+        sources: subnet.or(Some(network)),
+        destinations: Some(network),
+        goes_by: facts.comes_by(),
+        ..Packet::default()
+    };
+    let (so_in, so_out) =
+        ("pods do not get packets of other hosts", "what pods send to other hosts does not leave");
+    let [bridged_in, bridged_out] = BRIDGED;
+    // Without a bridge such rules see nothing of them.
+    let has_bridge = facts.host().is_ok_and(|it| it.links.iter().any(|link| link.is_bridge));
+    let mut ways = vec![(FORWARDED, &inward, so_in), (FORWARDED_ON, &outward, so_out)];
+    if has_bridge {
+        ways.extend([(bridged_in, &inward, so_in), (bridged_out, &outward, so_out)]);
+    }
+    let chains = facts.firewall()?;
+    let dropped = ways.iter().find_map(|(hooks, packet, so)| dropped_by(chains, hooks, packet, so));
+    if let Some((rule, chain)) = dropped {
+        return warning(
             rule,
             format!(
                 "Accept {network} in front of that, in {chain}: what --iptables-forward-rules of \
                  weftd accepts may come behind it."
             ),
-        ),
+        );
     }
+    match ways.iter().find_map(|(hooks, packet, _)| may_drop(chains, hooks, packet)) {
+        None => Ok(format!("nothing surely drops what is for {network}")),
+        Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "pods get or send"),
+    }
+}
+
+/// Of a rule for some packets, of which those who wrote it know what it is for.
+fn some_may_be_dropped(rule: &str, chain: &str, what: &str) -> Checked {
+    warning(
+        format!("{rule}: it may drop some of what {what}, by protocol, length or address"),
+        format!("If that is not meant, accept these packets in front of it, in {chain}."),
+    )
 }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use rustix::thread::CapabilitySet;
 
 use super::super::facts::{
-    DaemonFacts, DaemonState, Directory, Facts, OtherDaemon, OwnRoute, PeerWay, ProcessFacts,
-    Resolved, SubnetFacts, UdpSocket,
+    DaemonFacts, DaemonState, Directory, Facts, Filter, OtherDaemon, OwnRoute, PeerWay,
+    ProcessFacts, Resolved, SubnetFacts, UdpSocket,
 };
 use super::super::finding::{Finding, Judgement as Judged};
 use super::super::firewall::iptables::parse as parse_iptables;
@@ -116,6 +116,10 @@ fn route(destination: &str, interface_index: u32, gateway: Option<&str>) -> Rout
             gateway: gateway.map(|gateway| gateway.parse().unwrap()),
         }],
     }
+}
+
+fn filter(has_action: bool) -> Filter {
+    Filter { text: "bpf filter (egress of eth0)".to_owned(), has_action }
 }
 
 /// A route into the own subnet, and that the kernel sends by this interface.
@@ -419,9 +423,13 @@ const OF_THE_HOST: &[Wrong] = &[
     ("neighbours", Judged::Failed, "has 02:00:00:00:00:09, and 02:00:00:00:00:07 answers", |it| {
         it.resolved = Some(vec![resolved(2, &[7], Some(9))]);
     }),
-    ("egress-filters", Judged::Warning, "filters (u32) see what leaves eth0", |it| {
+    ("egress-filters", Judged::Warning, "bpf filter (egress of eth0)", |it| {
         alarm(it);
-        it.filters = vec!["u32".to_owned()];
+        it.filters = vec![filter(false)];
+    }),
+    ("egress-filters", Judged::Warning, "bpf filter (egress of eth0)", |it| {
+        said(it).backend = Some(Backend { kind: Some(BackendKind::HostGw), done: None });
+        it.filters = vec![filter(true)];
     }),
     ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
         let rules = "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p udp --dport 8285 -j REDIRECT\n";
@@ -502,6 +510,10 @@ const OF_THE_HOST: &[Wrong] = &[
     ("firewall-input", Judged::Warning, "UDP port 8285 is closed", |it| {
         it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
     }),
+    ("firewall-forward", Judged::Warning, "send to other hosts", |it| {
+        let rules = "*mangle\n:POSTROUTING DROP [0:0]\n-A POSTROUTING ! -o flannel0 -j ACCEPT\n";
+        it.firewall = Some(parse_iptables(rules));
+    }),
     ("firewall-forward", Judged::Warning, "policy of FORWARD", |it| {
         it.firewall = Some(parse_iptables("*filter\n:FORWARD DROP [0:0]\n"));
     }),
@@ -521,6 +533,17 @@ fn each_fault_is_named() {
     }
     let all: BTreeSet<_> = CHECKS.iter().map(|(id, ..)| *id).collect();
     assert_eq!(ids, all, "each check has a fault that it finds");
+}
+
+/// Whether the lease was lost only the store knows then.
+#[test]
+fn a_weftd_that_ended_may_have_lost_its_subnet() {
+    for state in [DaemonState::Absent, DaemonState::Stale] {
+        let mut facts = well(BackendKind::Udp);
+        facts.daemon.state = state;
+        let cure = judge("daemon-answers", &facts).cure.unwrap();
+        assert!(cure.contains("`weft lease show 10.5.1.0/24`"), "{cure}");
+    }
 }
 
 #[test]
@@ -606,7 +629,7 @@ fn what_is_usual_is_no_fault() {
     assert_eq!(judge("tunnel-port", &facts).verdict, Judged::Ok, "other addresses");
 
     facts.policies = vec![policy(true)];
-    facts.filters = vec!["bpf".to_owned()];
+    facts.filters = vec![filter(true)];
     for id in ["ipsec-policies", "egress-filters"] {
         assert_eq!(judge(id, &facts).verdict, Judged::Ok, "{id}: the peers answer");
     }

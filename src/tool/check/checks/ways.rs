@@ -1,7 +1,8 @@
 //! The ways to the peers and back, as this host's routes, rules and source check have them.
 
-use super::super::facts::{Facts, PeerWay, Resolved};
+use super::super::facts::{Facts, Filter, PeerWay, Resolved};
 use super::super::finding::{Checked, failed, skipped, warning};
+use crate::backend_kind::BackendKind;
 
 pub(super) fn to_peers(facts: &Facts) -> Checked {
     judge(facts, |way| way.to_refused.as_deref(), "can't be sent to")
@@ -73,13 +74,25 @@ pub(super) fn neighbours(facts: &Facts) -> Checked {
 }
 
 pub(super) fn filters(facts: &Facts) -> Checked {
-    let kinds = facts.filters.join(", ");
-    match (facts.alarming().next(), facts.interface()) {
-        _ if kinds.is_empty() => Ok("none that others have set".to_owned()),
-        (Some(host), Some(name)) => warning(
-            format!("filters ({kinds}) see what leaves {name}, and {host} does not answer"),
-            format!("`tc filter show dev {name} egress`: does one drop or redirect it?"),
-        ),
-        _ => Ok(format!("there are some ({kinds}), and the peers answer")),
+    let shown = |is_meant: fn(&Filter) -> bool| {
+        let meant = facts.filters.iter().filter(|it| is_meant(it));
+        meant.map(|it| it.text.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let (all, acting) = (shown(|_| true), shown(|it| it.has_action));
+    if all.is_empty() {
+        return Ok("none that others have set".to_owned());
+    }
+    let cure = "`tc -s qdisc`, `tc -s filter show dev NAME egress` (or ingress) and `ip -d link` \
+                show them and what they dropped: is it meant for these packets?";
+    let is_host_gw = facts.backend() == Some(BackendKind::HostGw);
+    match facts.alarming().next() {
+        Some(host) => {
+            warning(format!("{host} does not answer as it should, and there are: {all}"), cure)
+        }
+        // Its echoes are between the hosts, so what takes the pods' packets alone is no alarm.
+        None if is_host_gw && !acting.is_empty() => {
+            warning(format!("what pods send passes these, which may drop it: {acting}"), cure)
+        }
+        None => Ok(format!("there are some, and no peer is in an alarm: {all}")),
     }
 }

@@ -79,13 +79,14 @@ fn rule(line: &str, text: &str) -> Rule {
 }
 
 fn is_understood(module: &str) -> bool {
-    ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport"].contains(&module)
+    ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport", "length"].contains(&module)
 }
 
 fn target(name: &str) -> Action {
     match name {
         "ACCEPT" => Action::Accept,
-        "DROP" | "REJECT" | "REDIRECT" | "DNAT" => Action::Drop,
+        "DROP" | "REJECT" => Action::Drop,
+        "REDIRECT" | "DNAT" => Action::Divert,
         "RETURN" => Action::Return,
         "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TRACE" => Action::Nothing,
         "QUEUE" | "NFQUEUE" => Action::Unknown,
@@ -101,6 +102,7 @@ fn condition(option: &str, value: &str, negated: bool) -> Condition {
         "-i" => Some(Property::ComesBy(value.to_owned())),
         "-o" => Some(Property::GoesBy(value.to_owned())),
         "--dport" | "--dports" => ranges(value).map(Property::Port),
+        "--length" => length(value),
         // Which packets are not tracked, other rules say.
         "--ctstate" | "--state" if !value.contains("UNTRACKED") => {
             Some(Property::Known(value.split(',').any(|it| it == "NEW")))
@@ -110,6 +112,12 @@ fn condition(option: &str, value: &str, negated: bool) -> Condition {
         _ => None,
     };
     Condition { property, negated }
+}
+
+/// `1301:65535`, `84`.
+fn length(text: &str) -> Option<Property> {
+    let (first, last) = text.split_once(':').unwrap_or((text, text));
+    Some(Property::Length(first.parse().ok()?, last.parse().ok()?))
 }
 
 /// `53`, `100:200`, `53,8285`.

@@ -45,13 +45,20 @@ fn named(object: &Value, key: &str) -> String {
 }
 
 fn chain(object: &Value) -> Option<Chain> {
-    if !matches!(object["family"].as_str()?, "ip" | "inet" | "netdev") {
+    if !matches!(object["family"].as_str()?, "ip" | "inet" | "netdev" | "bridge") {
         return None;
     }
+    let hook = match (object["family"].as_str()?, object["hook"].as_str()) {
+        ("bridge", Some("output" | "postrouting")) => Some(Hook::BridgeOut),
+        ("bridge", Some("prerouting" | "input")) => Some(Hook::BridgeIn),
+        // From pod to pod of this host.
+        ("bridge", _) => None,
+        _ => Hook::deserialize(&object["hook"]).ok(),
+    };
     Some(Chain {
         table: named(object, "table"),
         name: object["name"].as_str()?.to_owned(),
-        hook: Hook::deserialize(&object["hook"]).ok(),
+        hook,
         devices: words(&object["dev"]).into_iter().map(str::to_owned).collect(),
         drops_at_end: object["policy"] == "drop",
         rules: Vec::new(),
@@ -69,8 +76,8 @@ fn parse_rule(object: &Value, table: &str, sets: &Sets) -> Rule {
         let target = || value["target"].as_str().unwrap_or_default().to_owned();
         rule.action = match word {
             "accept" => Action::Accept,
-            // It goes elsewhere, which is as bad.
-            "drop" | "reject" | "redirect" | "dnat" => Action::Drop,
+            "drop" | "reject" => Action::Drop,
+            "redirect" | "dnat" => Action::Divert,
             "return" => Action::Return,
             "jump" => Action::Jump(target()),
             "goto" => Action::Goto(target()),
@@ -88,6 +95,9 @@ fn parse_rule(object: &Value, table: &str, sets: &Sets) -> Rule {
 
 /// What `match` asks; of anything else it is not known.
 fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
+    if let Some(length) = length(object) {
+        return Condition { property: Some(length), negated: object["op"] == "!=" };
+    }
     let negated = match object["op"].as_str() {
         Some("==" | "in") => false,
         Some("!=") => true,
@@ -104,7 +114,10 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
     let property = match (payload["protocol"].as_str(), payload["field"].as_str(), meta) {
         (Some("udp" | "th"), Some("dport"), _) => elements(right, range).map(Property::Port),
         // Whatever is asked of it, the packet has to be one.
-        (Some("tcp" | "icmp"), ..) => return always(Property::Protocol { is_udp: false }),
+        (Some("tcp" | "icmp"), ..) => return always(Property::OtherProtocol),
+        // Names of a bridge's ports are none of hosts' devices.
+        (.., Some("iifname" | "iif" | "oifname" | "oif")) if table.starts_with("bridge ") => None,
+        (Some("ether"), Some("type"), _) => any_word(right, &["ip"]).map(Property::Known),
         (Some("ip6" | "icmpv6"), ..) => return always(Property::Known(false)),
         (Some("ip"), Some("saddr"), _) => elements(right, address).map(Property::Source),
         (Some("ip"), Some("daddr"), _) => elements(right, address).map(Property::Destination),
@@ -121,6 +134,29 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
         _ => None,
     };
     Condition { property, negated }
+}
+
+/// What is asked of the packet's length; of sets nothing is known.
+fn length(object: &Value) -> Option<Property> {
+    let (left, right) = (&object["left"], &object["right"]);
+    let field = &left["payload"];
+    let is_length =
+        left["meta"]["key"] == "length" || field["protocol"] == "ip" && field["field"] == "length";
+    if !is_length {
+        return None;
+    }
+    let number = || right.as_u64();
+    let (first, last) = match object["op"].as_str()? {
+        ">" => (number()?.saturating_add(1), u64::MAX),
+        ">=" => (number()?, u64::MAX),
+        "<" => (0, number()?.saturating_sub(1)),
+        "<=" => (0, number()?),
+        _ => match right["range"].as_array() {
+            Some(range) => (range.first()?.as_u64()?, range.get(1)?.as_u64()?),
+            None => (number()?, number()?),
+        },
+    };
+    Some(Property::Length(first, last))
 }
 
 fn device(name: &Value) -> Option<String> {

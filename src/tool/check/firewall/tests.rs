@@ -222,3 +222,63 @@ fn every_hook_on_the_way_counts() {
     let out = "*filter\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -o eth+ -p udp --dport 8285 -j REJECT\n";
     assert!(dropped(&parse_iptables(out), SENT, &ours).is_some());
 }
+
+/// What drops some of the packets is told; what other rules decide about is not.
+#[test]
+fn rules_for_some_packets_may_drop() {
+    let nft = |conditions: &str, family: &str, hook: &str, hooks: &[Hook]| {
+        let place = format!(r#""family":"{family}","table":"t""#);
+        let chain = format!(r#"{{"chain":{{{place},"name":"c","hook":"{hook}"}}}}"#);
+        let rule = format!(
+            r#"{{"rule":{{{place},"chain":"c","handle":2,"expr":[{conditions},{{"drop":null}}]}}}}"#
+        );
+        let chains = parse_nftables(&format!(r#"{{"nftables":[{chain},{rule}]}}"#)).unwrap();
+        may_drop(&chains, hooks, &for_pods()).is_some()
+    };
+    let asks = |operator: &str, left: &str, right: &str| {
+        format!(r#"{{"match":{{"op":"{operator}","left":{left},"right":{right}}}}}"#)
+    };
+    let meta = |key: &str| format!(r#"{{"meta":{{"key":"{key}"}}}}"#);
+    let field = |protocol: &str, field: &str| {
+        format!(r#"{{"payload":{{"protocol":"{protocol}","field":"{field}"}}}}"#)
+    };
+    let tcp = &asks("==", &meta("l4proto"), r#""tcp""#);
+    for (rule, expected) in [
+        (&asks(">", &meta("length"), "1300"), true),
+        (tcp, true),
+        (&asks("==", &field("ip", "daddr"), r#""10.5.1.7""#), true),
+        (&asks(">", &meta("length"), "1500"), false),
+        (&asks("==", &field("ip", "daddr"), r#""192.0.2.7""#), false),
+        (&asks("==", &field("tcp", "flags"), "0"), false),
+        (&asks("==", &field("tcp", "dport"), "25"), false),
+    ] {
+        assert_eq!(nft(rule, "ip", "forward", FORWARDED), expected, "{rule}");
+    }
+    let [bridged, _] = BRIDGED;
+    assert!(nft(tcp, "bridge", "postrouting", bridged));
+    assert!(!nft(tcp, "bridge", "forward", FORWARDED));
+    let of_one_port = asks("==", &meta("oifname"), r#""veth1""#);
+    assert!(!nft(&of_one_port, "bridge", "output", bridged));
+
+    let iptables = |rules: &str, packet: &Packet<'_>, hooks: &[Hook]| {
+        let policy = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:X - [0:0]\n";
+        let chains = parse_iptables(&format!("{policy}{rules}\nCOMMIT\n"));
+        may_drop(&chains, hooks, packet).is_some()
+    };
+    for (rules, expected) in [
+        ("-A FORWARD -p tcp -j DROP", true),
+        ("-A FORWARD -d 10.5.1.7/32 -j X\n-A X -p icmp -j REJECT", true),
+        ("-A FORWARD -j ACCEPT\n-A FORWARD -p tcp -j DROP", false),
+        ("-A FORWARD -m conntrack --ctstate INVALID -j DROP", false),
+        ("-A FORWARD -d 10.5.1.7/32 -j X\n-A X -m mark ! --mark 0x10000/0x10000 -j REJECT", false),
+        ("-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN,RST -j DROP", false),
+        ("-A FORWARD -d 10.96.0.10/32 -p tcp -j REJECT", false),
+        ("-A FORWARD ! -i docker0 -o docker0 -j DROP", false),
+    ] {
+        assert_eq!(iptables(rules, &for_pods(), FORWARDED), expected, "{rules}");
+    }
+    let long = "-A INPUT -p udp -m length --length 1301:65535 -j DROP";
+    assert!(iptables(long, &DATAGRAM, RECEIVED));
+    let tcp = "-A INPUT -p tcp -j DROP";
+    assert!(!iptables(tcp, &DATAGRAM, RECEIVED), "no datagram of the tunnel");
+}
