@@ -31,7 +31,7 @@ use crate::route::Prefix;
 
 use self::exchange::{answer, socket};
 
-pub use self::exchange::{NetlinkError, Result};
+pub use self::exchange::{NetlinkError, Result, unless_gone, unless_there};
 
 /// Requests that are under way at once: enough that a thousand peers cost little more than the
 /// kernel's own work, and few enough that their sockets are a small part of the 1,024 descriptors

@@ -80,6 +80,16 @@ impl NetlinkError {
     }
 }
 
+/// The outcome of an addition; that the thing is there already is no error.
+pub fn unless_there(outcome: Result) -> Result {
+    outcome.or_else(|error| if error.is_already_there() { Ok(()) } else { Err(error) })
+}
+
+/// The outcome of a removal; that the thing is gone already is no error.
+pub fn unless_gone(outcome: Result) -> Result {
+    outcome.or_else(|error| if error.is_already_gone() { Ok(()) } else { Err(error) })
+}
+
 /// A socket for one request.
 pub(super) fn socket() -> io::Result<TokioSocket> {
     socket_of(NETLINK_ROUTE)

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::decode::find;
 use super::exchange::request_now;
-use super::{Result, add, edit, list};
+use super::{Result, add, edit, list, unless_there};
 use crate::host::state::LinkId;
 
 /// Its place among the filters of others: behind those with a number below it.
@@ -72,12 +72,7 @@ impl Filter {
     pub async fn attach(place: FilterPlace, name: &str, program: BorrowedFd<'_>) -> Result<Self> {
         let device = place.device;
         let discipline = RouteNetlinkMessage::NewQueueDiscipline(clsact(device));
-        let made = add(format!("add clsact to device {device}"), discipline).await;
-        if let Err(error) = made
-            && !error.is_already_there()
-        {
-            return Err(error);
-        }
+        unless_there(add(format!("add clsact to device {device}"), discipline).await)?;
         let mut message = place.message();
         message.attributes.push(TcAttribute::Options(vec![
             // Descriptors are not negative.
@@ -108,6 +103,10 @@ impl FilterPlace {
         if !self.is_taken().await? {
             return Ok(());
         }
+        self.remove().await
+    }
+
+    async fn remove(self) -> Result {
         let request = RouteNetlinkMessage::DelTrafficFilter(self.message());
         edit(format!("remove a filter of device {}", self.device), request, 0).await
     }
@@ -126,8 +125,7 @@ impl FilterPlace {
             }
         }
         for place in &ours {
-            let request = RouteNetlinkMessage::DelTrafficFilter(place.message());
-            edit(format!("remove a filter of device {device}"), request, 0).await?;
+            place.remove().await?;
         }
         if !ours.is_empty() && others == 0 {
             let request = RouteNetlinkMessage::DelQueueDiscipline(clsact(device));

@@ -2,7 +2,8 @@
 
 use super::{Desired, Edit, HOST_LENGTH_BITS, Step};
 use crate::host::listing::Listing;
-use crate::host::netlink::{self, Result, neighbours, request_all};
+use crate::host::netlink::{self, Result, neighbours, request_all, unless_gone, unless_there};
+use crate::host::state::Address;
 use crate::route::Prefix;
 
 impl Edit {
@@ -12,15 +13,18 @@ impl Edit {
             Self::SetMac(device, mac) => netlink::set_mac(device, *mac).await,
             Self::SetMtu(device, bytes) => netlink::set_mtu(device, *bytes).await,
             Self::AddAddress(device, address) => {
-                there(netlink::add_address(device, *address, HOST_LENGTH_BITS).await)
+                unless_there(netlink::add_address(device, *address, HOST_LENGTH_BITS).await)
             }
             Self::RemoveAddress(device, owned) => {
-                gone(netlink::remove_address(device, owned.address, owned.prefix_length_bits).await)
+                let Address { address, prefix_length_bits, .. } = *owned;
+                unless_gone(netlink::remove_address(device, address, prefix_length_bits).await)
             }
             Self::SetUp(device) => netlink::set_up(device).await,
             Self::Set(step) => set(step).await,
-            Self::RemoveRoute(route) => gone(netlink::remove_route(route).await),
-            Self::RemoveEntry(link, entry) => gone(neighbours::remove_entry(link, *entry).await),
+            Self::RemoveRoute(route) => unless_gone(netlink::remove_route(route).await),
+            Self::RemoveEntry(link, entry) => {
+                unless_gone(neighbours::remove_entry(link, *entry).await)
+            }
         }
     }
 }
@@ -44,7 +48,7 @@ async fn set(step: &Step) -> Result {
         }
         match &step.route {
             Some(route) if step.replaces => netlink::replace_route(route).await,
-            Some(route) => there(netlink::add_route(route).await),
+            Some(route) => unless_there(netlink::add_route(route).await),
             None => Ok(()),
         }
     };
@@ -56,12 +60,4 @@ async fn set(step: &Step) -> Result {
         }
     }
     result
-}
-
-fn there(result: Result) -> Result {
-    result.or_else(|error| if error.is_already_there() { Ok(()) } else { Err(error) })
-}
-
-fn gone(result: Result) -> Result {
-    result.or_else(|error| if error.is_already_gone() { Ok(()) } else { Err(error) })
 }

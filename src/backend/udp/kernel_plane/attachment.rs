@@ -7,7 +7,7 @@ use std::net::SocketAddrV4;
 use crate::backend::udp::owner::Owner;
 use crate::fast_path::{FastPath, Link, Program};
 use crate::host::netlink::filters::{Filter, FilterPlace, Side};
-use crate::host::netlink::{self, NetlinkError};
+use crate::host::netlink::{self, NetlinkError, unless_gone};
 
 /// The handle of a filter that only finds out whether there can be one, on a device of our own.
 const PROBE: u32 = 1;
@@ -99,10 +99,7 @@ pub(super) fn place(program: Program, device: u32, owner: Owner) -> FilterPlace 
 pub(crate) async fn clear_inward(owner: Owner, but: &[&str]) -> Result<(), NetlinkError> {
     let links = netlink::links().await?;
     for link in links.iter().filter(|link| !but.contains(&link.id.name.as_str())) {
-        match place(Program::In, link.id.index, owner).clear().await {
-            Err(error) if !error.is_already_gone() => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
+        unless_gone(place(Program::In, link.id.index, owner).clear().await)?;
     }
     Ok(())
 }
