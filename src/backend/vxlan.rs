@@ -210,7 +210,7 @@ impl VxlanDevice {
 /// masquerades the packet: a new device gets no such packets. One that was there is left as it is;
 /// somebody may have switched the offload on again because this kernel has the correction.
 fn avoid_spoiled_checksums(name: &str, is_new: bool, release: &str) {
-    let switched_off = is_new.then(|| features::leave_no_checksums(name));
+    let switched_off = is_new.then(|| features::switch(name, features::Switch::TransmitChecksum));
     let done = match switched_off {
         Some(Ok(())) => {
             format!("checksum offload of {name} is switched off, which costs throughput")

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use weft::device::features;
+use weft::device::features::{self, Switch};
 
 use crate::kernel_backends::{SOON, VXLAN};
 use crate::support::overlay::Overlay;
@@ -20,13 +20,14 @@ fn sound_kernel_keeps_checksum_offload() {
     let mut overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     assert_eq!(setting(&overlay), "on", "throughput falls for nothing");
     let host = &overlay.lab.hosts[0];
-    host.enter(|| features::leave_no_checksums("flannel.1")).unwrap();
+    host.enter(|| features::switch("flannel.1", Switch::TransmitChecksum)).unwrap();
     assert_eq!(setting(&overlay), "off");
     overlay.traffic_resumes(SOON, "the offload was switched off");
     overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
     overlay.restart(0, &[]);
     assert_eq!(setting(&overlay), "off", "a restart undoes what an operator chose");
-    let missing = overlay.lab.hosts[0].enter(|| features::leave_no_checksums("flannel.7"));
+    let missing =
+        overlay.lab.hosts[0].enter(|| features::switch("flannel.7", Switch::TransmitChecksum));
     let error = missing.unwrap_err();
     assert!(error.to_string().contains("flannel.7"), "which device it was is not said: {error}");
 }

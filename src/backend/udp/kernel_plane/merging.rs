@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::device::features::{cut_tcp, merge_received};
+use crate::device::features::{Switch, switch};
 use crate::fast_path::Program;
 use crate::host::netlink::devices::remove_link_now;
 use crate::host::netlink::{self, NetlinkError, devices};
@@ -88,8 +88,8 @@ impl Pair {
             devices::keep_silent(end).await.ok();
         }
         // The kernel merges in the pair only what no device before it could have delivered whole.
-        cut_tcp(&names[0])?;
-        merge_received(&names[1])?;
+        switch(&names[0], Switch::TcpSegmentation)?;
+        switch(&names[1], Switch::ReceiveMerging)?;
         pair.attachment = Some(attacher.attach(Program::Gro, pair.second.index).await?);
         netlink::set_up(&pair.second).await?;
         netlink::set_up(&pair.first).await?;
