@@ -229,6 +229,17 @@ impl MacAddress {
         bytes.try_into().ok().map(Self)
     }
 
+    /// Reads a text such as `82:4b:b6:2f:54:4e`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let byte = |part: &str| {
+            // Before it a sign would be read, too.
+            let is_byte = part.len() == 2 && !part.starts_with('+');
+            u8::from_str_radix(part, 16).ok().filter(|_| is_byte)
+        };
+        let bytes: Option<Vec<u8>> = text.split([':', '-']).map(byte).collect();
+        Self::from_bytes(&bytes?)
+    }
+
     /// A locally administered address for one host.
     pub fn locally_administered(mut bytes: [u8; 6]) -> Self {
         bytes[0] = (bytes[0] & 0xfe) | 0x02;
@@ -238,24 +249,6 @@ impl MacAddress {
     /// Whether it is the address of one host: neither a group address nor zero.
     pub fn is_host(self) -> bool {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
-    }
-}
-
-/// Not a hardware address such as `82:4b:b6:2f:54:4e`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a hardware address such as 82:4b:b6:2f:54:4e")]
-pub struct MacAddressError;
-
-impl std::str::FromStr for MacAddress {
-    type Err = MacAddressError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let byte = |part: &str| {
-            let is_hexadecimal = part.bytes().all(|digit| digit.is_ascii_hexdigit());
-            if part.len() == 2 && is_hexadecimal { u8::from_str_radix(part, 16).ok() } else { None }
-        };
-        let bytes: Option<Vec<u8>> = text.split([':', '-']).map(byte).collect();
-        bytes.and_then(|bytes| Self::from_bytes(&bytes)).ok_or(MacAddressError)
     }
 }
 

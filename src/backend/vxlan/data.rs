@@ -21,7 +21,7 @@ pub(super) fn vtep_mac(attributes: &LeaseAttributes) -> Option<MacAddress> {
     // As Go reads it: in any case.
     let members = data.as_object()?;
     let (_, mac) = members.iter().find(|(key, _)| key.eq_ignore_ascii_case("VtepMAC"))?;
-    mac.as_str()?.parse().ok().filter(|mac: &MacAddress| mac.is_host())
+    MacAddress::parse(mac.as_str()?).filter(|mac| mac.is_host())
 }
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn lease_equals_flannels_byte_for_byte() {
-        let mac = "82:4b:b6:2f:54:4e".parse().unwrap();
+        let mac = MacAddress::parse("82:4b:b6:2f:54:4e").unwrap();
         let ours =
             LeaseAttributes::of(BackendKind::Vxlan, "1.2.3.4".parse().unwrap(), Some(data(1, mac)));
         let flannels = concat!(

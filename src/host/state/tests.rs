@@ -47,11 +47,11 @@ pub(crate) fn route(destination: Prefix, metric: u32, interfaces: &[u32]) -> Rou
 
 #[test]
 fn mac_address_round_trips() {
-    let mac: MacAddress = "82:4b:B6:2f:54:4e".parse().unwrap();
+    let mac = MacAddress::parse("82:4b:B6:2f:54:4e").unwrap();
     assert_eq!(mac.to_string(), "82:4b:b6:2f:54:4e");
     assert!(mac.is_host());
     for bad in ["", "82:4b:b6:2f:54", "82:4b:b6:2f:54:4e:00", "+1:4b:b6:2f:54:4e", "824bb62f544e"] {
-        assert_eq!(bad.parse::<MacAddress>(), Err(MacAddressError), "{bad} is taken");
+        assert_eq!(MacAddress::parse(bad), None, "{bad} is taken");
     }
     assert!(!MacAddress([0; 6]).is_host() && !MacAddress([0xff; 6]).is_host());
     let made = MacAddress::locally_administered([0xff; 6]);
