@@ -40,28 +40,10 @@ const ONLY: [u8; 4] = [0; 4];
 
 /// Why the programs can't run.
 #[derive(Debug, thiserror::Error)]
-pub enum FastPathError {
-    /// A map could not be made.
-    #[error("the kernel refused a map")]
-    Map(#[source] io::Error),
-    /// A program could not be loaded.
-    #[error("the kernel refused the program {name}: {verdict}")]
-    Program {
-        /// Its name in `tunnel.c`.
-        name: &'static str,
-        /// The verifier's last word.
-        verdict: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A program could not be attached.
-    #[error("the kernel refused to attach a program to device {device}")]
-    Attach {
-        /// The device's number.
-        device: u32,
-        /// What the kernel said.
-        source: io::Error,
-    },
+#[error("the kernel refused {what}")]
+pub struct FastPathError {
+    what: String,
+    source: io::Error,
 }
 
 /// The maps, in the order of [`MAPS`].
@@ -140,8 +122,8 @@ impl Maps {
             // Once more, to hear the reason.
             let mut log = vec![0; VERIFIER_LOG_BYTES];
             load(&mut log).map_err(|_same| {
-                let verdict = last_word(&log);
-                FastPathError::Program { name, verdict, source }
+                let what = format!("the program {name}: {}", last_word(&log));
+                FastPathError { what, source }
             })
         })
     }
@@ -178,8 +160,9 @@ impl FastPath {
                 Err(_) => Err(error),
             }
         });
-        let maps = maps.map_err(FastPathError::Map)?;
-        let counts = Arc::new(maps.counts().map_err(FastPathError::Map)?);
+        let refused = |source| FastPathError { what: "a map".to_owned(), source };
+        let maps = maps.map_err(refused)?;
+        let counts = Arc::new(maps.counts().map_err(refused)?);
         let load = |program: Program| maps.load(program.name(), program.properties().1);
         let programs = [load(Program::Out)?, load(Program::In)?, load(Program::Gro)?];
         Ok(Self { maps, counts, programs })
@@ -196,7 +179,10 @@ impl FastPath {
         match bpf::attach(self.descriptor(program), device, program.properties().2) {
             Ok(descriptor) => Ok(Some(Link { descriptor, device })),
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
-            Err(source) => Err(FastPathError::Attach { device, source }),
+            Err(source) => {
+                let what = format!("to attach a program to device {device}");
+                Err(FastPathError { what, source })
+            }
         }
     }
 }

@@ -32,27 +32,14 @@ const WITHHELD: [&str; 3] = ["FLANNELD_ETCD_PASSWORD", "FLANNELD_ETCD_USERNAME",
 /// Variables that a command gets besides weftd's own environment.
 pub(super) type Variables = Vec<(&'static str, String)>;
 
-/// Why a command failed.
+/// A command could not be started, or exited with an error, or was killed.
 #[derive(Debug, thiserror::Error)]
-pub enum CommandError {
-    /// Nothing was run.
-    #[error("failed to run command: {command}")]
-    Start {
-        /// As configured.
-        command: CommandLine,
-        /// Why.
-        source: io::Error,
-    },
-    /// It exited with an error, or was killed.
-    #[error("failed to run command: {command} Err: {end} Output: {output}")]
-    Failed {
-        /// As configured.
-        command: CommandLine,
-        /// How.
-        end: String,
-        /// What it wrote, shortened.
-        output: String,
-    },
+#[error("failed to run command: {what}")]
+pub struct CommandError {
+    /// As configured; if it was run, how it ended and what it wrote, shortened.
+    what: String,
+    /// Why nothing was run.
+    source: Option<io::Error>,
 }
 
 /// Runs `command` with `variables` and `stdin` for `time_max`, and gives what it wrote, trimmed.
@@ -66,7 +53,7 @@ pub(super) async fn run(
         let own = variables.iter().find(|(own, _)| *own == name);
         own.map(|(_, value)| value.clone()).or_else(|| inherited(name))
     });
-    let start = |source| CommandError::Start { command: command.clone(), source };
+    let start = |source| CommandError { what: command.to_string(), source: Some(source) };
     let (mut child, mut output) = spawn(&words, variables).map_err(start)?;
     // After the child, so that it is dropped before: what is left of the group is known by it.
     let group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
@@ -101,7 +88,8 @@ pub(super) async fn run(
         Some(status) => status.to_string(),
         None => format!("killed after {} s", time_max.as_secs()),
     };
-    Err(CommandError::Failed { command: command.clone(), end, output: quote(&output) })
+    let what = format!("{command} Err: {end} Output: {}", quote(&output));
+    Err(CommandError { what, source: None })
 }
 
 /// The process group of a command that has not ended. It is killed as a whole: a script's `sleep`
