@@ -1,8 +1,9 @@
-//! Formats an error with all its causes as one line, and limits how often the same line is logged.
-//! Handles no error, and writes no log itself.
+//! Formats an error with all its causes as one line, limits how often the same line is logged, and
+//! locks what others may have panicked with. Handles no error, and writes no log itself.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -26,6 +27,11 @@ pub(crate) fn rights_hint() -> &'static str {
     } else {
         ""
     }
+}
+
+/// Locks what every change leaves whole, so that it goes on after a panic elsewhere.
+pub(crate) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `error` and its causes, outermost first.

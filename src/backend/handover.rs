@@ -4,11 +4,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 
 use crate::engine::{Worker, end_all};
+use crate::failure::lock;
 
 /// Shared between the daemon, which talks to the last and the next weftd, and the tunnel.
 #[derive(Clone, Default)]
@@ -186,8 +187,4 @@ impl Handover {
             end_all(&mut workers);
         }
     }
-}
-
-fn lock<T>(value: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }

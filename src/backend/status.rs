@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 use tracing::info;
@@ -14,6 +14,7 @@ use crate::backend::peer::state::Reachability;
 use crate::backend::setup::Setup;
 use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
+use crate::failure::lock;
 use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
@@ -92,14 +93,10 @@ impl Taken {
         Self { counts, long_sends: LongSends::default(), numbers: Mutex::new(numbers) }
     }
 
-    fn numbers(&self) -> MutexGuard<'_, Numbers> {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Which counts are those of `peer`, that has leased `subnet`; whoever gets none is the
     /// workers'.
     pub(super) fn number(&self, subnet: Prefix, peer: SocketAddrV4) -> Option<u32> {
-        let Numbers { of, free, .. } = &mut *self.numbers();
+        let Numbers { of, free, .. } = &mut *lock(&self.numbers);
         match of.entry((subnet, peer)) {
             Entry::Occupied(known) => Some(known.get().0),
             Entry::Vacant(place) => Some(place.insert((free.pop()?, PeerCounts::default())).0),
@@ -108,7 +105,7 @@ impl Taken {
 
     /// Gives the numbers of all but those who are `kept` to others, once none is free.
     pub(super) fn reuse(&self, kept: impl Fn(Prefix, SocketAddrV4) -> bool) {
-        let Numbers { of, free, former } = &mut *self.numbers();
+        let Numbers { of, free, former } = &mut *lock(&self.numbers);
         if free.is_empty() {
             of.retain(|(subnet, peer), (number, _)| {
                 let stays = kept(*subnet, *peer);
@@ -127,14 +124,14 @@ impl Taken {
 
     /// What they took of one peer that has leased `subnet`.
     pub fn of_peer(&self, subnet: Prefix, peer: SocketAddrV4) -> PeerCounts {
-        let known = self.numbers().of.get(&(subnet, peer)).copied();
+        let known = lock(&self.numbers).of.get(&(subnet, peer)).copied();
         known.map(|(number, _)| self.of(number)).unwrap_or_default()
     }
 
     /// The peers for whom something was counted since the last call, with the counts before and
     /// now. Who has another number since then, counts from zero.
     pub(super) fn news(&self) -> Vec<(Prefix, SocketAddrV4, [PeerCounts; 2])> {
-        let mut numbers = self.numbers();
+        let mut numbers = lock(&self.numbers);
         let each = numbers.of.iter_mut().map(|((subnet, peer), (number, seen))| {
             let now = self.of(*number);
             (*subnet, *peer, [std::mem::replace(seen, now), now])
@@ -144,7 +141,7 @@ impl Taken {
 
     /// What they took of all peers that ever were.
     pub fn total(&self) -> PeerCounts {
-        let Numbers { of, former, .. } = &*self.numbers();
+        let Numbers { of, former, .. } = &*lock(&self.numbers);
         let mut total = *former;
         of.values().for_each(|(number, _)| total += self.of(*number));
         total
@@ -352,7 +349,7 @@ mod tests {
         taken.reuse(|subnet, address| (subnet, address) == stays);
         assert_eq!(number(stays), before);
         assert!(number(new).is_some() && number(new) != before);
-        assert_eq!(taken.numbers().of.len(), 2);
+        assert_eq!(lock(&taken.numbers).of.len(), 2);
         // While there are free ones, nobody loses his.
         taken.reuse(|_, _| false);
         assert_eq!(number(stays), before);
@@ -367,7 +364,7 @@ mod tests {
         (0..PEERS_MAX).for_each(|number| assert!(taken.number(subnet(number), peer).is_some()));
         // Of a number's owner of before, the counts are gone when somebody else gets it.
         let seen = PeerCounts { packets_received: 7, ..PeerCounts::default() };
-        taken.numbers().of.get_mut(&(subnet(7), peer)).unwrap().1 = seen;
+        lock(&taken.numbers).of.get_mut(&(subnet(7), peer)).unwrap().1 = seen;
         taken.reuse(|_, _| false);
         assert!(taken.number(subnet(7), peer).is_some());
         let news = taken.news();

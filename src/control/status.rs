@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tracing::{info, warn};
 
 use crate::control::clock::unix_seconds;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::ENTRIES_MAX;
+use crate::failure::lock;
 use crate::status::{Cache, Hindrance, Store};
 
 /// Distinct rejected entries that are remembered, to count and log each once: as many as a store
@@ -101,7 +102,7 @@ impl ControlStatus {
 
     /// The state, to be changed.
     pub(crate) fn edit(&self) -> MutexGuard<'_, ControlState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A start is at its next step; at none once it is over.
@@ -146,7 +147,7 @@ impl ControlStatus {
 
     /// Counts each entry on first sight and logs the first few of them.
     pub(crate) fn reject(&self, rejected: &[Rejected]) {
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = lock(&self.remembered);
         let mut fresh = 0;
         for entry in rejected {
             let hash = self.hasher.hash_one((&entry.key, entry.reason));

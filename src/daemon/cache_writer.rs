@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -21,7 +21,7 @@ use crate::control::changes::next_change;
 use crate::control::own_thread::on_own_thread;
 use crate::control::peers::same_ways;
 use crate::control::status::ControlStatus;
-use crate::failure::{LogOnce, with_causes};
+use crate::failure::{LogOnce, lock, with_causes};
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".cache";
@@ -119,7 +119,7 @@ impl CacheWriter {
 
     /// Removes the file for good: the subnet in it is not ours any more.
     pub(super) fn forget(&self) {
-        let mut is_closed = self.is_closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_closed = lock(&self.is_closed);
         *is_closed = true;
         let path = &self.path;
         if let Err(error) = std::fs::remove_file(path)
@@ -135,7 +135,7 @@ impl CacheWriter {
     fn write_now(&self, known: &Known) -> anyhow::Result<()> {
         let bytes =
             cache::render(&self.store, &self.config, known).context("the cache cannot be made")?;
-        let is_closed = self.is_closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_closed = lock(&self.is_closed);
         if !*is_closed {
             whole_file::write(&self.path, &bytes, FILE_MODE)?;
         }

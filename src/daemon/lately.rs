@@ -2,9 +2,10 @@
 //! how many were since the start, which may be weeks ago; so they are looked at from time to time.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::failure::lock;
 use crate::status::Lately;
 
 /// Between two looks.
@@ -44,12 +45,12 @@ impl DropLooks {
 
     /// So many were dropped since weftd began.
     pub(super) fn look(&self, dropped: Drops, now: Instant) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).add(dropped, now);
+        lock(&self.0).add(dropped, now);
     }
 
     /// How many of those that were `dropped` since weftd began were dropped lately.
     pub(super) fn lately(&self, dropped: &Drops, now: Instant) -> BTreeMap<String, Lately> {
-        let looks = &self.0.lock().unwrap_or_else(PoisonError::into_inner).0;
+        let looks = &lock(&self.0).0;
         let lately = dropped.iter().filter_map(|(reason, count)| {
             let (_, first) = looks.front()?;
             let packets = count - first.get(reason).unwrap_or(&0);
@@ -69,7 +70,7 @@ pub(super) struct CarrierLosses(Mutex<Looks<u32>>);
 impl CarrierLosses {
     /// So many were counted now, since the interface was made.
     pub(super) fn look(&self, counted: u32, now: Instant) {
-        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = lock(&self.0);
         // Another interface, or the same made again.
         if looks.0.back().is_some_and(|(_, before)| counted < *before) {
             looks.0.clear();
@@ -79,7 +80,7 @@ impl CarrierLosses {
 
     /// How many there were lately.
     pub(super) fn lately(&self) -> u64 {
-        let looks = &self.0.lock().unwrap_or_else(PoisonError::into_inner).0;
+        let looks = &lock(&self.0).0;
         let ends = looks.front().zip(looks.back());
         ends.map_or(0, |((_, first), (_, last))| u64::from(last - first))
     }

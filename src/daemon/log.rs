@@ -11,8 +11,8 @@ mod repeat;
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -24,6 +24,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use crate::daemon::log::line::{Place, Style, Text};
 use crate::daemon::log::queue::Queue;
+use crate::failure::lock;
 
 /// First `-v` that shows `trace`; from 1 on it shows `debug`.
 const VERBOSITY_FOR_TRACE: u8 = 5;
@@ -106,7 +107,7 @@ const REMEMBERED_MAX: usize = 256;
 static REMEMBERED: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 fn remember(line: &str) {
-    let mut lines = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut lines = lock(&REMEMBERED);
     if lines.len() == REMEMBERED_MAX {
         lines.pop_front();
     }
@@ -118,7 +119,7 @@ fn remember(line: &str) {
 /// The last warnings and changes of state, oldest first: for whoever has not got the log, or too
 /// much of it.
 pub(super) fn last_lines() -> String {
-    let lines = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let lines = lock(&REMEMBERED);
     lines.iter().map(String::as_str).collect()
 }
 

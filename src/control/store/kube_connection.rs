@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::net::ToSocketAddrs;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Limited};
@@ -24,7 +24,7 @@ use super::calls::Calls;
 use crate::config::kube::KubeOptions;
 use crate::control::error::{ConnectError, StoreError, StoreResult};
 use crate::control::own_thread::on_own_thread;
-use crate::failure::with_causes;
+use crate::failure::{lock, with_causes};
 
 /// Largest single object. etcd takes requests of 1.5 MiB, which JSON spells longer.
 pub(super) const ITEM_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -84,7 +84,7 @@ impl Connection {
         let moves = self.calls.moves();
         match new_client(&self.options).await {
             Ok(client) => {
-                *self.client.lock().unwrap_or_else(PoisonError::into_inner) = (client, moves);
+                *lock(&self.client) = (client, moves);
                 detail
             }
             Err(error) => format!("{detail}; and {}", with_causes(&error)),
@@ -100,11 +100,11 @@ impl Connection {
         let unavailable = |detail: String| StoreError::unavailable(operation, detail);
         let asked = async {
             let request = request.map_err(|error| unavailable(with_causes(&error)))?;
-            let wait = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+            let wait = *lock(&self.not_before);
             if let Some(wait) = wait {
                 sleep_until(wait).await;
             }
-            let client = || self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let client = || lock(&self.client).clone();
             if client().1 != self.calls.moves() {
                 self.renewed(String::new()).await;
             }
@@ -165,7 +165,7 @@ impl Connection {
         let wait = Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
         let wait = wait.mul_f64(1.0 + RETRY_AFTER_SPREAD * fastrand::f64());
         let until = Instant::now() + wait;
-        *self.not_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        *lock(&self.not_before) = Some(until);
     }
 }
 

@@ -4,13 +4,14 @@
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use tracing::Level;
 
 use crate::daemon::log::line::{Place, Style};
 use crate::daemon::log::repeat::{Admission, RepeatLimiter};
+use crate::failure::lock;
 use crate::rights;
 
 /// Lines that wait for stderr. A start writes about 50; at 200 bytes this is 200 KiB.
@@ -60,7 +61,7 @@ impl Queue {
     /// Makes a line of what `text` gives and hands it over, unless there are too many from this
     /// place: then a summary will count it. Returns the line.
     pub(super) fn log(&self, place: Place, text: impl FnOnce() -> String) -> Option<String> {
-        let admission = self.shared.limiter().admit(place, Instant::now());
+        let admission = lock(&self.shared.limiter).admit(place, Instant::now());
         if let Admission::Suppress { first } = admission {
             if first {
                 // A full queue needs no waking: the thread looks after every message.
@@ -98,17 +99,12 @@ impl Queue {
 }
 
 impl Shared {
-    /// Counting goes on after a panic elsewhere.
-    fn limiter(&self) -> MutexGuard<'_, RepeatLimiter> {
-        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The thread: writes what it receives, and what is due besides.
     fn write_all(&self, receiver: &Receiver<Message>, mut writer: impl Write) {
         // A worker's rights are enough. Refused, it writes with more than it needs.
         rights::keep_for_worker(rights::Priority::Ordinary).ok();
         loop {
-            let message = if self.limiter().owes() {
+            let message = if lock(&self.limiter).owes() {
                 receiver.recv_timeout(SUMMARY_INTERVAL)
             } else {
                 receiver.recv().map_err(RecvTimeoutError::from)
@@ -132,7 +128,7 @@ impl Shared {
     /// Summaries of suppressed lines in the place of these lines, and the report of lost ones. At
     /// the end of the program `all` that are owed are due.
     fn summaries(&self, all: bool) -> String {
-        let owed = self.limiter().take_owed(Instant::now(), all);
+        let owed = lock(&self.limiter).take_owed(Instant::now(), all);
         let told = |count| format!("suppressed {count} more lines from this place in the program");
         let mut due: Vec<_> = owed.into_iter().map(|(place, count)| (place, told(count))).collect();
         let lost = self.lost.swap(0, Ordering::Relaxed);
