@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// Mode while the text is incomplete.
@@ -120,7 +120,7 @@ pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
 fn open(path: &Path, further: OFlags) -> Result<Option<(File, rustix::fs::Stat)>> {
     // Without O_NONBLOCK a FIFO in this place would stop the start for ever.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | further;
-    let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(failed("open", path, errno)),
@@ -158,7 +158,7 @@ pub fn directory_of(path: &Path) -> &Path {
 /// Opens the directory once, so that everything after happens in the one that was checked.
 fn open_directory(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(CWD, path, flags, Mode::empty())
+    rustix::fs::open(path, flags, Mode::empty())
         .map_err(|errno| failed("open the directory", path, errno))
 }
 

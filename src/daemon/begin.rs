@@ -217,7 +217,7 @@ impl Start<'_> {
                 Err(error) => error.into(),
             };
             if error.is_final() {
-                return Err(anyhow::Error::from(error).context(REGISTRATION_PHRASE));
+                return Err(error).context(REGISTRATION_PHRASE);
             }
             let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
             let error = anyhow::Error::from(error);
@@ -292,9 +292,7 @@ async fn read_config(manager: &SubnetManager) -> Result<Result<NetworkConfig>> {
         Err(error) => return Ok(Err(error.into())),
     };
     match NetworkConfig::parse(&bytes) {
-        Err(error @ NetworkConfigError::NoBackendType) => {
-            Err(anyhow::Error::from(error).context(BACKEND_PHRASE))
-        }
+        Err(error @ NetworkConfigError::NoBackendType) => Err(error).context(BACKEND_PHRASE),
         parsed => Ok(parsed.map_err(anyhow::Error::from)),
     }
 }

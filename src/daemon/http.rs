@@ -73,11 +73,6 @@ pub(super) fn metrics(text: String) -> Reply {
     reply(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text)
 }
 
-/// The answer on paths that do not exist.
-fn not_found() -> Reply {
-    text(StatusCode::NOT_FOUND, "404 page not found\n")
-}
-
 /// Listens on `address` for `what`, which `flags` set.
 pub(super) async fn listen(address: SocketAddr, what: &str, flags: &str) -> Result<TcpListener> {
     let bound = TcpListener::bind(address).await;
@@ -132,6 +127,7 @@ pub(super) async fn serve_connection(
     lasts: Duration,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
+        let not_found = || text(StatusCode::NOT_FOUND, "404 page not found\n");
         let reply = page(request.method(), request.uri().path()).unwrap_or_else(not_found);
         async move { Ok::<_, Infallible>(reply) }
     });

@@ -33,7 +33,7 @@ impl NodeGuard {
         let lock = match NodeLock::acquire(&store, public_ip).await {
             Ok(lock) => Some(lock),
             Err(error @ NodeLockError::Taken { .. }) => {
-                return Err(anyhow::Error::from(error)).context(REGISTRATION_PHRASE);
+                return Err(error).context(REGISTRATION_PHRASE);
             }
             Err(error) => {
                 warn!(

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::num::NonZeroU16;
+use std::num::{NonZero, NonZeroU16};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::available_parallelism;
@@ -165,16 +165,14 @@ pub(super) fn end_reason(end: Option<WorkerEnd>) -> String {
 /// expensive here.
 pub(super) fn settle_engine(choice: EngineChoice) -> Option<Engine> {
     match choice {
-        EngineChoice::Mmsg => return Some(Engine::Mmsg),
-        EngineChoice::IoUring => return Some(Engine::IoUring),
-        EngineChoice::Auto => {}
-    }
-    let call_ns = engine::call_ns();
-    let preferred = engine::preferred(call_ns);
-    info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
-    match preferred {
-        Engine::Mmsg => Some(Engine::Mmsg),
-        Engine::IoUring => None,
+        EngineChoice::Mmsg => Some(Engine::Mmsg),
+        EngineChoice::IoUring => Some(Engine::IoUring),
+        EngineChoice::Auto => {
+            let call_ns = engine::call_ns();
+            let preferred = engine::preferred(call_ns);
+            info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
+            Some(preferred).filter(|preferred| *preferred != Engine::IoUring)
+        }
     }
 }
 
@@ -184,7 +182,7 @@ pub(super) fn count(choice: WorkersChoice) -> NonZeroU16 {
         WorkersChoice::Exactly(count) => count,
         WorkersChoice::Auto => {
             // The second knows of a cgroup's share of processor time too, which no mask shows.
-            let share = available_parallelism().map_or(1, |count| count.get());
+            let share = available_parallelism().map_or(1, NonZero::get);
             automatic_count(processors().len().min(share))
         }
     }

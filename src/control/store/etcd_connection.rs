@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{
-    Client, Compare, CompareOp, ConnectOptions, Error as EtcdError, GetOptions, KeyValue, Txn,
-    TxnOp, TxnOpResponse,
+    Client, Compare, CompareOp, ConnectOptions, Error as EtcdError, GetOptions, KeyValue,
+    ResponseHeader, Txn, TxnOp, TxnOpResponse,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -149,7 +149,7 @@ impl Connection {
         let commit = |mut client: Client| async move { client.txn(transaction).await };
         let done = self.call(operation, commit).await?;
         if done.succeeded() {
-            return Ok(Ok(done.header().map_or(0, |header| header.revision())));
+            return Ok(Ok(done.header().map_or(0, ResponseHeader::revision)));
         }
         match done.op_responses().first() {
             Some(TxnOpResponse::Get(found)) => Ok(Err(found.kvs().first().cloned())),
@@ -206,7 +206,7 @@ impl Connection {
             let count = GetOptions::new().with_count_only();
             match client.get(self.path("config"), Some(count)).await {
                 Ok(found) => {
-                    let cluster = found.header().map_or(0, |header| header.cluster_id());
+                    let cluster = found.header().map_or(0, ResponseHeader::cluster_id);
                     self.cluster.store(cluster, Ordering::Relaxed);
                 }
                 // The endpoint is well. Whoever needs the key hears the same; to connect anew,

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Client, Event, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{
+    Client, Event, EventType, KeyValue, ResponseHeader, WatchOptions, WatchResponse, WatchStream,
+};
 use tokio::time::{Instant, sleep_until};
 
 use super::calls::moved;
@@ -64,8 +66,8 @@ impl EtcdWatch {
             connection.reset().await;
         }
         let first = first?;
-        let now = first.header().map_or(revision, |header| header.revision());
-        let found = first.header().map_or(0, |header| header.cluster_id());
+        let now = first.header().map_or(revision, ResponseHeader::revision);
+        let found = first.header().map_or(0, ResponseHeader::cluster_id);
         if now < revision || (cluster != 0 && cluster != found) {
             // Not the cluster, or not the history, that we saw: wiped, restored or replaced. It
             // would stay silent until its revisions have caught up.
