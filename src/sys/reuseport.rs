@@ -1,9 +1,11 @@
 //! Which socket of a group that shares a port a datagram goes to (SO_REUSEPORT,
 //! net/core/sock_reuseport.c).
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+
+use socket2::{SockFilter, SockRef};
 
 use super::check;
 
@@ -24,30 +26,22 @@ pub fn share_by_sender(socket: BorrowedFd<'_>, sockets: u16) -> io::Result<()> {
         filter(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, sockets.max(1).into()),
         filter(libc::BPF_RET | libc::BPF_A, 0),
     ];
-    attach(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &mut program)
-}
-
-/// Has `socket` receive nothing: one that only sends.
-pub fn receive_nothing(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let code = (libc::BPF_RET | libc::BPF_K) as u16;
-    let mut program = [libc::sock_filter { code, jt: 0, jf: 0, k: 0 }];
-    attach(socket, libc::SO_ATTACH_FILTER, &mut program)
-}
-
-fn attach(
-    socket: BorrowedFd<'_>,
-    option: c_int,
-    program: &mut [libc::sock_filter],
-) -> io::Result<()> {
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let bytes = size_of::<libc::sock_fprog>() as libc::socklen_t;
     // SAFETY: the option value is one `sock_fprog` of `bytes` bytes, which points to as many
     // instructions as it says; both outlive the call, which copies them and writes nothing.
     check(unsafe {
         let value = (&raw const program).cast::<c_void>();
+        let option = libc::SO_ATTACH_REUSEPORT_CBPF;
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, bytes)
     })
     .map(drop)
+}
+
+/// Has `socket` receive nothing: one that only sends.
+pub fn receive_nothing(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let nothing = SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0);
+    SockRef::from(&socket).attach_filter(&[nothing])
 }
 
 #[cfg(test)]
