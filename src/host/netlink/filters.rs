@@ -43,7 +43,7 @@ const NAMES_BEGIN: &str = "weft_";
 const ALL_PROTOCOLS: u32 = 0x0300;
 
 /// Which packets of a device a filter sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Side {
     /// Those that arrive.
     Ingress,
@@ -52,7 +52,7 @@ pub enum Side {
 }
 
 /// Where a filter of ours is, or would be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct FilterPlace {
     /// The device's number.
     pub device: u32,
@@ -100,10 +100,7 @@ impl Filter {
 impl FilterPlace {
     /// Removes the filter that a weftd has left there, if there is one.
     pub async fn clear(self) -> Result {
-        if !self.is_taken().await? {
-            return Ok(());
-        }
-        self.remove().await
+        if self.is_taken().await? { self.remove().await } else { Ok(()) }
     }
 
     async fn remove(self) -> Result {
