@@ -24,7 +24,7 @@ use crate::route::Prefix;
 pub(super) const INTERFACE_PERIOD: Duration = Duration::from_secs(60);
 
 /// A backend with its own part of the network configuration, parsed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum BackendSettings {
     /// The userspace dataplane.
     Udp(UdpBackendConfig),

@@ -59,7 +59,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>, variable: Variable<'
 }
 
 /// What tells one daemon of a host from another.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Given {
     /// `--subnet-file`.
     pub subnet_file: PathBuf,

@@ -44,7 +44,7 @@ pub enum NodeSource {
 }
 
 /// A prefix of annotations that ends in a slash, or in a word and a hyphen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct AnnotationPrefix(String);
 
 impl AnnotationPrefix {

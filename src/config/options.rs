@@ -133,7 +133,7 @@ pub struct Credentials {
 }
 
 /// A text that must never be shown.
-#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[derive(Clone, derive_more::Debug)]
 #[debug("***")]
 pub struct Secret(pub String);
 
@@ -168,7 +168,7 @@ pub struct RuleOptions {
 }
 
 /// How the udp backend carries packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct DataplaneOptions {
     /// Which packet engine to run.
     pub engine: EngineChoice,

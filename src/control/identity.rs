@@ -31,7 +31,7 @@ pub struct NodeIdentity {
 
 /// Whether a node that writes starts, or runs. What one writes that starts is void if another node
 /// has its claim by then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Phase {
     /// It has no subnet yet.
     Starts,

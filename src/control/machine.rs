@@ -42,7 +42,7 @@ pub struct End {
 }
 
 /// The time of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Now {
     /// By the boot clock, which all decisions use.
     pub(super) boot: Duration,

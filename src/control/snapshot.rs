@@ -29,7 +29,7 @@ pub struct Snapshot {
 }
 
 /// One change.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Change {
     /// The watch is established; changes up to this revision happened before.
     Live {
@@ -57,7 +57,7 @@ pub enum Change {
 }
 
 /// A lease as just written by us.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Granted {
     /// The entry, with the revision that the next write compares.
     pub lease: Lease,
@@ -67,7 +67,7 @@ pub struct Granted {
 }
 
 /// The subnet that this node holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct OwnLease {
     /// The entry as last seen in the store.
     pub lease: Lease,

@@ -13,7 +13,7 @@ pub const PUBLISH_WINDOW_NODES: Duration = Duration::from_millis(250);
 
 /// The control plane's durations. `renew_margin` and `stale_hold` are the operator's; of the
 /// others, only tests and simulations use others than the default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Timing {
     /// Life of a lease from its last renewal.
     pub lease_ttl: Duration,

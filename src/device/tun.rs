@@ -44,7 +44,7 @@ pub enum TunError {
 }
 
 /// Super-packets that a TUN device passes up and takes in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct TunOffload {
     /// TCP super-packets.
     pub tso: bool,

@@ -35,7 +35,7 @@ const PEER_BYTES: usize = 20;
 pub(super) const COUNT_WORDS: usize = 16;
 
 /// What the programs have to know of this host. (`struct settings`)
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// When they stop to take packets, in nanoseconds of CLOCK_BOOTTIME.
     pub until_ns: u64,

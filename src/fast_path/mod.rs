@@ -67,7 +67,7 @@ pub struct FastPath {
 }
 
 /// One of the programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Program {
     /// For what leaves by the TUN device.
     Out,

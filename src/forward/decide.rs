@@ -16,7 +16,7 @@ use crate::route::{Prefix, Table, is_tunnel_source};
 use crate::stats::DropReason;
 
 /// What a verdict needs to know of this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Local {
     /// The whole overlay.
     pub network: Prefix,

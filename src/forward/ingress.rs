@@ -44,7 +44,7 @@ pub struct Ingress {
 }
 
 /// What of one sender's packets is on its way to the TUN device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Delivered {
     /// How many.
     pub packets: u64,

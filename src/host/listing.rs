@@ -8,7 +8,7 @@ use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
 
 /// The tables, each in the kernel's order.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Listing {
     /// All links.
     pub links: Vec<Link>,

@@ -39,7 +39,7 @@ pub enum OverlayError {
 }
 
 /// What the TUN device must be.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct OverlayDesired {
     /// The device, by index; the name is for people.
     pub device: LinkId,

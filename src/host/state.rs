@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::route::Prefix;
 
 /// A network interface as the kernel addresses it (`index`) and as people do (`name`).
-#[derive(Debug, Clone, PartialEq, Eq, Hash, derive_more::Display)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 #[display("{name} (index {index})")]
 pub struct LinkId {
     /// The kernel's index: stable across renames, never reused while the link lives.
@@ -51,7 +51,7 @@ impl Link {
 }
 
 /// One IPv4 address of an interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// Index of the interface that owns it.
     pub interface_index: u32,
@@ -68,7 +68,7 @@ pub struct Address {
 }
 
 /// One way that a route leaves the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
     /// Index of the outgoing interface.
     pub interface_index: u32,
@@ -77,7 +77,7 @@ pub struct NextHop {
 }
 
 /// What a route does with a packet: `RTN_*` of rtnetlink(7).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteKind {
     /// Forwards it.
     Unicast,
@@ -97,7 +97,7 @@ impl RouteKind {
 }
 
 /// Which program set a route: `RTPROT_*` of rtnetlink(7).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteProtocol(pub u8);
 
 impl RouteProtocol {
@@ -109,7 +109,7 @@ impl RouteProtocol {
 }
 
 /// One IPv4 route of the main table.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The prefix it is for; `0.0.0.0/0` for a default route.
     pub destination: Prefix,
@@ -206,7 +206,7 @@ impl fmt::Display for RouteSpec {
 }
 
 /// How the kernel would reach a destination right now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct PathToHost {
     /// Index of the outgoing interface.
     pub interface_index: u32,
@@ -253,7 +253,7 @@ impl MacAddress {
 }
 
 /// A table of a link that maps addresses and hardware addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EntryTable {
     /// The hardware address of each neighbour, one entry for each address.
     Neighbours,
@@ -262,7 +262,7 @@ pub enum EntryTable {
 }
 
 /// A permanent entry of such a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkEntry {
     /// The table.
     pub table: EntryTable,

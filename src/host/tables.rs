@@ -22,7 +22,7 @@ const HOST_LENGTH_BITS: u8 = 32;
 pub type Ways = BTreeMap<Prefix, Way>;
 
 /// What the tables must be.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Desired {
     /// The overlay's own device, if it has one.
     pub device: Option<Device>,
@@ -33,7 +33,7 @@ pub struct Desired {
 }
 
 /// The overlay's own device as it must be.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Device {
     /// By index; the name is for people.
     pub link: LinkId,

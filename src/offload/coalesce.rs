@@ -34,7 +34,7 @@ const OPEN_FLOWS_MAX: usize = 8;
 const IP_PACKET_BYTES_MAX: u32 = 65_535;
 
 /// What the TUN device takes, as probed and lowered when it refuses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct CoalesceLimits {
     /// Whether TCP super-packets may be written.
     pub tcp: bool,

@@ -43,7 +43,7 @@ impl Tokens {
 }
 
 /// An echo request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Request {
     /// Unspecified to have the kernel choose.
     pub source: Ipv4Addr,

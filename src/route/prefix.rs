@@ -15,7 +15,7 @@ pub struct Prefix {
 }
 
 /// Why a text is no prefix.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("{text:?} is not an IPv4 prefix such as 10.5.0.0/16")]
 pub struct PrefixError {
     /// The text as given.

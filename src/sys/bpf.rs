@@ -15,7 +15,7 @@ const INFO: c_int = 15;
 const LINK_CREATE: c_int = 28;
 
 /// What a program is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 #[repr(u32)]
 pub enum ProgramKind {
     /// Computes a number from a packet. (`BPF_PROG_TYPE_SOCKET_FILTER`)
@@ -43,7 +43,7 @@ pub enum MapKind {
 }
 
 /// What a map is made of: the leading members of `union bpf_attr` for BPF_MAP_CREATE.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct MapShape {
     /// How values are found.
@@ -79,7 +79,7 @@ pub struct Map {
 }
 
 /// Where on a device a program sees packets. (`BPF_TCX_INGRESS`, `BPF_TCX_EGRESS`)
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 #[repr(u32)]
 pub enum Hook {
     /// As they arrive, before the IP stack.

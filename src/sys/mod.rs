@@ -25,7 +25,7 @@ pub mod tun_io;
 pub mod udp;
 
 /// How equal slots lie in an arena: slot `i` is the `slot_bytes` from `i * stride` on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Slots {
     /// Bytes of a slot.
     pub slot_bytes: usize,

@@ -195,7 +195,7 @@ fn segment_control(segment_bytes: u16) -> SegmentControl {
 }
 
 /// What one receive brought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Received {
     /// Bytes in the slot.
     pub bytes: usize,

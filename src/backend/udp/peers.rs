@@ -51,7 +51,7 @@ fn addresses(table: &Table) -> BTreeMap<Prefix, SocketAddrV4> {
 
 /// What a udp node says of its dataplane beside flannel's attributes, which flannel ignores: its
 /// udp nodes publish no data. Whoever reads it ignores names that it does not know.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 #[serde(default)]
 struct Announcement {
     /// Of names whose meaning has changed; 1 so far.

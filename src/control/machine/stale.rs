@@ -23,7 +23,7 @@ pub(super) struct Stale {
 }
 
 /// Peers whose grace period ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Released {
     /// Somebody leased the subnet, or one that overlaps it.
     pub(super) leased: usize,

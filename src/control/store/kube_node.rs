@@ -27,7 +27,7 @@ pub(super) const PUBLIC_IP_OVERWRITE: &str = "public-ip-overwrite";
 pub(super) const NODE_PUBLIC_IP: &str = "node-public-ip";
 
 /// The part of a Node that is kept.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Node {
     pub(super) name: String,
     /// Another one after the Node was deleted and made again.
