@@ -221,6 +221,30 @@ impl Connection {
             answered => answered.inspect(|_| debug!("Using etcd endpoint {endpoint}")),
         }
     }
+
+    /// Connects, logged in if there are credentials, and returns whether it is. Like flanneld's
+    /// client it goes on without a user where etcd's authentication is off.
+    async fn log_in(
+        &self,
+        endpoint: &str,
+        options: ConnectOptions,
+    ) -> Result<(Client, bool), EtcdError> {
+        let Some(Credentials { username, password }) = &self.options.credentials else {
+            return Ok((Client::connect([endpoint], Some(options)).await?, false));
+        };
+        let as_user = options
+            .clone()
+            .with_user(username, &password.0)
+            // Only after a token that is not valid any more.
+            .with_auto_token_refresh(true);
+        match Client::connect([endpoint], Some(as_user)).await {
+            Err(EtcdError::GRpcStatus(status)) if status.message().contains(NO_AUTHENTICATION) => {
+                debug!("{endpoint} has its authentication off; going on without a user");
+                Ok((Client::connect([endpoint], Some(options)).await?, false))
+            }
+            result => Ok((result?, true)),
+        }
+    }
 }
 
 /// Whether another connection, and with it another login, may help after `error`. What a user may
@@ -290,32 +314,6 @@ fn refusal_advice(message: &str) -> Option<&'static str> {
     }
     let is_login = LOGIN_REFUSALS.iter().any(|refusal| message.contains(refusal));
     is_login.then_some("check --etcd-username and --etcd-password")
-}
-
-impl Connection {
-    /// Connects, logged in if there are credentials, and returns whether it is. Like flanneld's
-    /// client it goes on without a user where etcd's authentication is off.
-    async fn log_in(
-        &self,
-        endpoint: &str,
-        options: ConnectOptions,
-    ) -> Result<(Client, bool), EtcdError> {
-        let Some(Credentials { username, password }) = &self.options.credentials else {
-            return Ok((Client::connect([endpoint], Some(options)).await?, false));
-        };
-        let as_user = options
-            .clone()
-            .with_user(username, &password.0)
-            // Only after a token that is not valid any more.
-            .with_auto_token_refresh(true);
-        match Client::connect([endpoint], Some(as_user)).await {
-            Err(EtcdError::GRpcStatus(status)) if status.message().contains(NO_AUTHENTICATION) => {
-                debug!("{endpoint} has its authentication off; going on without a user");
-                Ok((Client::connect([endpoint], Some(options)).await?, false))
-            }
-            result => Ok((result?, true)),
-        }
-    }
 }
 
 fn connect_options(options: &EtcdOptions, endpoint: &str) -> Result<ConnectOptions, ConnectError> {
