@@ -43,7 +43,7 @@ const NAMES_BEGIN: &str = "weft_";
 const ALL_PROTOCOLS: u32 = 0x0300;
 
 /// Which packets of a device a filter sees.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Those that arrive.
     Ingress,

@@ -111,7 +111,7 @@ pub(super) struct PeerWay {
 
 /// A route into a part of this host's subnet, and where the kernel sends what a peer's pod sends
 /// there: nothing if it refuses.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct OwnRoute {
     pub(super) table: u32,
     pub(super) route: Route,
@@ -119,7 +119,7 @@ pub(super) struct OwnRoute {
 }
 
 /// A tc filter, a queueing discipline or an XDP program.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Filter {
     /// Kind and place, such as `u32 filter (egress of eth0)`.
     pub(super) text: String,
