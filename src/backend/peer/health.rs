@@ -30,7 +30,7 @@ const REFUSALS: [u8; 5] = [2, 3, 9, 10, 13];
 
 /// Messages that come within this time are taken together, so that a flood of them is no load. The
 /// kernel says when each came.
-const GATHER: Duration = Duration::from_millis(25);
+const GATHER: Duration = Duration::from_millis(50);
 
 /// Until a tick that only a look brings forward.
 const LONG: Duration = Duration::from_secs(3600);
@@ -157,10 +157,8 @@ impl Health {
         let mut all = Vec::with_capacity(asks.len());
         for &Ask { host, target, beyond, asks_host, sequence } in &asks {
             let inner = [Some((target, TTL)), beyond.map(|beyond| (beyond, manner.ttl))];
-            for (to, ttl) in inner.into_iter().flatten() {
-                machine.sends_own(host, now);
-                all.push(Echo { of: Some(host), to, ttl, sequence });
-            }
+            let echo = |(to, ttl)| Echo { of: Some(host), to, ttl, sequence };
+            all.extend(inner.into_iter().flatten().map(echo));
             if asks_host && host != target {
                 // One that can't be sent says nothing of the tunnel.
                 all.push(Echo { of: None, to: host, ttl: TTL, sequence });

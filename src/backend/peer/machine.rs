@@ -185,14 +185,6 @@ impl Machine {
         }
     }
 
-    /// A packet of our own goes to this peer, which is no use of it.
-    pub(super) fn sends_own(&mut self, host: Ipv4Addr, now: Instant) {
-        if let Some(peer) = self.peer_mut(host) {
-            peer.own_sent += 1;
-            peer.own_sent_at = Some(now);
-        }
-    }
-
     /// The peers in use of which not all echoes were answered when they were last looked at.
     fn loud(&self, now: Instant) -> impl Iterator<Item = (Ipv4Addr, &Peer)> {
         let loud = self.loud.iter().filter_map(|host| self.entry(*host));

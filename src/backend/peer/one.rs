@@ -104,8 +104,8 @@ pub(super) struct Peer {
     /// Whether it is not in use as far as is known, and the last look may have missed that it is.
     pub(super) is_in_doubt: bool,
     /// Packets of our own since the last look, and when the last one went.
-    pub(super) own_sent: u64,
-    pub(super) own_sent_at: Option<Instant>,
+    own_sent: u64,
+    own_sent_at: Option<Instant>,
     /// Since when it has been in use, and when it last was.
     pub(super) used: Option<(Instant, Instant)>,
     pub(super) noted: Noted,
@@ -317,6 +317,9 @@ impl Peer {
             asks_host: is_in_question && self.unanswered % HOST_EVERY == 1,
             sequence: self.sequence,
         };
+        // Packets of our own are no use of the peer.
+        self.own_sent += 1 + u64::from(ask.beyond.is_some());
+        self.own_sent_at = Some(now);
         self.unanswered += 1;
         self.unanswered_since.get_or_insert(now);
         Some(ask)
