@@ -287,7 +287,8 @@ fn a_broken_ring_submits_nothing_later() {
             broken(write(&mut ring, &mut batch, &numbered(1), &[], 0).map(drop));
             drop(ring);
         });
-        assert!(started.elapsed() < Duration::from_secs(1), "errno {errno}: it hung");
+        // Some thousand refusals, each a turn of the listener's: seconds on an emulated machine.
+        assert!(started.elapsed() < Duration::from_secs(10), "errno {errno}: it hung");
         let late = files.written();
         assert!(late.is_empty(), "errno {errno}: a write was submitted after its memory was freed");
     }
