@@ -6,9 +6,10 @@
 readonly CACHE=${CARGO_TARGET_DIR:-$REPO/target}/kernels
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# apt_of SUITE COMMAND...: apt with nothing of this machine but its mirror of Debian.
+# apt_of SUITE[/ARCHITECTURE] COMMAND...: apt with nothing of this machine but its mirror of Debian.
 apt_of() {
-    local suite=$1 place=$CACHE/apt-$1 mirror
+    local suite=${1%/*} architecture=amd64 place=$CACHE/apt-${1/\//-} mirror
+    [[ $1 != */* ]] || architecture=${1#*/}
     shift
     if [[ ! -e $place/updated ]]; then
         mkdir -p "$place"/{etc/apt.conf.d,etc/preferences.d,state/lists/partial}
@@ -25,19 +26,20 @@ Dir::Etc "$place/etc";
 Dir::State "$place/state";
 Dir::State::status "/dev/null";
 Dir::Cache "$place/cache";
-APT::Architecture "amd64";
+APT::Architecture "$architecture";
 APT::Sandbox::User "root";
 Acquire::Languages "none";
 Acquire::GzipIndexes "true";
 Acquire::Check-Valid-Until "false";
 END
-        APT_CONFIG=$place/apt.conf apt-get -qq update || die "no lists of Debian's $suite"
+        APT_CONFIG=$place/apt.conf apt-get -qq update ||
+            die "no lists of Debian's $suite, $architecture"
         touch "$place/updated"
     fi
     APT_CONFIG=$place/apt.conf "$@"
 }
 
-# unpack SUITE DIR PACKAGE...: the files of these packages below DIR.
+# unpack SUITE[/ARCHITECTURE] DIR PACKAGE...: the files of these packages below DIR.
 unpack() {
     local suite=$1 dir=$2 package
     shift 2
@@ -62,8 +64,15 @@ get_uml() {
 
 # get_qemu SUITE DIR PART: kernel, modules, and an initramfs that mounts this machine's root.
 get_qemu() {
-    local suite=$1 part=$3 image packages version
-    image=$(apt_of "$suite" apt-cache depends linux-image-amd64 | grep -o 'linux-image-[0-9].*')
+    get_kernel "$1" "$3" linux-image-amd64 "$(command -v busybox)" host=/host
+    mv "$3" "$2"
+}
+
+# get_kernel SUITE[/ARCHITECTURE] DIR PACKAGE BUSYBOX TAG=PLACE...: kernel, modules, and an
+# initramfs that mounts what QEMU shares.
+get_kernel() {
+    local suite=$1 part=$2 image packages version
+    image=$(apt_of "$suite" apt-cache depends "$3" | grep -o 'linux-image-[0-9].*')
     # Newer releases have the kernel and its modules in packages of their own.
     packages=$(apt_of "$suite" apt-cache depends "$image" |
         grep -oE 'linux-(binary|modules)-[0-9].*' || true)
@@ -75,14 +84,14 @@ get_qemu() {
     depmod -b "$part/modules" "$version"
     # In /boot, or beside the modules.
     find "$part" -name "vmlinuz*" -type f -exec mv {} "$part/vmlinuz" \;
-    make_initramfs "$part" "$version"
-    mv "$part" "$2"
+    make_initramfs "$part" "$version" "${@:4}"
 }
 
+# make_initramfs DIR VERSION BUSYBOX TAG=PLACE...
 make_initramfs() {
-    local dir=$1 version=$2 root=$1/initramfs module name
+    local dir=$1 version=$2 root=$1/initramfs module name share
     mkdir -p "$root"/{proc,host}
-    cp "$(command -v busybox)" "$root/busybox"
+    cp "$3" "$root/busybox"
     {
         echo '#!/busybox sh'
         modprobe -d "$dir/modules" -S "$version" -a --show-depends \
@@ -97,8 +106,9 @@ make_initramfs() {
             echo "/busybox insmod /$name"
         done
         echo 'options=ro,trans=virtio,version=9p2000.L,cache=loose,msize=512000'
-        # shellcheck disable=SC2016 # for that shell
-        echo '/busybox mount -t 9p -o "$options" host /host'
+        for share in "${@:4}"; do
+            echo "/busybox mount -t 9p -o \$options ${share/=/ }"
+        done
         echo '/busybox mount -t devtmpfs devtmpfs /host/dev'
         # shellcheck disable=SC2016 # from the kernel's command line
         echo 'exec /busybox switch_root /host "$LAB_INIT"'
