@@ -7,9 +7,11 @@
 #   kernels|facts|RELEASE|PROCESSORS|JIT
 #   kernels|finds|ENGINE AND OFFLOADS THAT WEFTD CHOOSES BY ITSELF
 #   kernels|row|BACKEND ENGINE FAST-PATH OFFLOADS|VERDICT|SECONDS|LINE OF WEFTD'S LOG
+#   kernels|row|unit tests|VERDICT|SECONDS|
 #   kernels|complaint|LINE OF THE KERNEL'S LOG
 #   kernels|end
-# From the kernel's command line: LAB_PROGRAMS, where weftd and weft are; LAB_MODULES, a root for
+# From the kernel's command line: LAB_PROGRAMS, where weftd and weft are, and the unit tests if they
+# are wanted; LAB_MODULES, a root for
 # modprobe; SLOWNESS, by which limits are multiplied; LAB_ROWS, the rows wanted, a pattern.
 set -uo pipefail
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -53,6 +55,7 @@ prepare() {
 # rows: what is tried; engine, fast path and offloads are the udp backend's.
 rows() {
     local engine fast offloads
+    [[ ! -x $LAB_PROGRAMS/unit-tests ]] || echo "unit tests"
     echo "udp auto auto auto"
     echo "vxlan - - -"
     echo "host-gw - - -"
@@ -135,6 +138,18 @@ one_row() {
     tell verdict "$verdict" "$line"
 }
 
+# unit_tests: of the modules that ask the kernel for something.
+unit_tests() {
+    local output result counts='\([0-9]* passed\); \([0-9]* failed\)'
+    output=$("$LAB_PROGRAMS/unit-tests" sys:: rights:: device:: engine:: 2>&1)
+    result=$(sed -n "s/^test result:.* $counts;.*/\1, \2/p" <<<"$output")
+    if [[ $result != *[1-9]*", 0 failed" ]]; then
+        say "$output"
+        result="fails: ${result:-no result}"
+    fi
+    tell verdict "$result" ""
+}
+
 init() {
     local row start output verdict
     prepare
@@ -144,7 +159,7 @@ init() {
         [[ $row == ${LAB_ROWS:-*} ]] || continue
         start=$SECONDS
         # This script again, as a process that may hang.
-        # shellcheck disable=SC2086 # four words
+        # shellcheck disable=SC2086 # its words
         output=$(timeout -k 10 "$((ROW_LIMIT_S * SLOWNESS))" "${BASH_SOURCE[0]}" row $row </dev/null)
         grep '^kernels|finds' <<<"$output"
         verdict=$(sed -n 's/^kernels|verdict|//p' <<<"${output:-}")
@@ -158,7 +173,9 @@ init() {
 }
 
 case ${1:-} in
-    row) one_row "${@:2}" ;;
+    row)
+        if [[ $2 == unit ]]; then unit_tests; else one_row "${@:2}"; fi
+        ;;
     *)
         [[ $$ == 1 ]] || die "scripts/kernels boots a kernel with this as init"
         init
