@@ -70,7 +70,8 @@ impl Shows {
             Self::FullAreLost => return full_are_lost(legs, kind),
             Self::PodIsSilent => {
                 "the overlay carries packets and the pod does not answer: look at that host's \
-                 bridge, its FORWARD rules, network policies, and whether the pod runs"
+                 bridge, its route to the pod (`ip route get` there), its FORWARD rules, network \
+                 policies, and whether the pod runs"
             }
             Self::Lossy => return lossy(legs),
         };

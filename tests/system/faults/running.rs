@@ -284,16 +284,6 @@ const OF_HOST_GW: &[Broken] = &[
          u32 match ip dst 10.5.0.0/16 action mirred egress redirect dev lo",
         "tc qdisc delete dev wire0 clsact",
     ),
-    Broken {
-        fault: Fault {
-            name: "two hosts route a pod's packets to each other",
-            screen: Screen::Ping,
-            says: "TTL expired at 172.20.0.",
-        },
-        host: 1,
-        breaks: "ip route add $PEER_POD/32 via $OWN_ADDRESS",
-        mends: "ip route del $PEER_POD/32 via $OWN_ADDRESS",
-    },
 ];
 
 pub(super) fn faults() -> impl Iterator<Item = Fault> {
