@@ -108,7 +108,7 @@ END
 check_bare() {
     local out=$1 root=$2/bare started
     debian bookworm "$root"
-    cp "$out"/weft_*.deb "$root/"
+    cp "$out"/weft_*_"$ARCHITECTURE".deb "$root/"
     cp -L /etc/resolv.conf "$root/etc/resolv.conf"
     started=$SECONDS
     unshare --mount --pid --fork --kill-child bash -euc "$BARE" bash "$root" >"$root.out" 2>&1 ||
