@@ -13,6 +13,7 @@ use crate::config::network::{NetworkConfig, shown};
 use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::error::StoreError;
 use crate::control::manager::SubnetManager;
+use crate::control::store::Leased;
 use crate::failure::with_causes;
 
 /// Between two readings of a file: as often as the kubelet brings a ConfigMap's news.
@@ -28,8 +29,8 @@ type Compared = Result<Option<String>, String>;
 
 impl SubnetManager {
     /// Reads the configuration again when it `may_be_changed`: a store that lost its data, was
-    /// replaced or was edited shows at the next listing. The file beside a store that is
-    /// seldom listed is read again each minute. What is in use may be `from_cache`; if it is not,
+    /// replaced or was edited shows at the next listing. A file, the local store's as well, is read
+    /// again each minute. What is in use may be `from_cache`; if it is not,
     /// it was read a moment ago, and the first listing is no reason to read it again.
     pub(super) async fn check_config(
         &self,
@@ -37,7 +38,7 @@ impl SubnetManager {
         may_be_changed: &Notify,
     ) -> Infallible {
         let Some(used) = self.used_config.get() else { return std::future::pending().await };
-        let is_file = self.store.leased().is_none();
+        let is_file = !matches!(self.store.leased(), Some(Leased::Etcd(_)));
         let file_period = FILE_PERIOD.min(self.timing.relist_period);
         let usual_pause = if is_file { file_period } else { Duration::MAX };
         let (mut is_first, mut logged, mut pause) = (from_cache, Ok(None), usual_pause);

@@ -222,7 +222,10 @@ fn strangers(status: &Status) -> String {
     let guarded = status.guard.as_ref().map_or(0, |guard| guard.dropped_from_strangers);
     let dropped = match (guarded, lately) {
         (0, None) => return String::new(),
-        (0, Some(lately)) => format!("weftd dropped {} packets as {reason}", lately.packets),
+        (0, Some(lately)) => {
+            let ago = go_seconds(lately.seconds_ago);
+            format!("weftd dropped {} packets as {reason}, the last {ago} ago", lately.packets)
+        }
         (packets, _) => format!("the guard dropped {packets} packets of strangers so far"),
     };
     format!(

@@ -252,7 +252,7 @@ impl Shows {
                 _ if of(Leg::Pod).is_some_and(is_some_lost) => Self::Lossy,
                 _ if some(Leg::Pod) => Self::PodAnswers,
                 _ if state == PeerState::Unsendable => Self::Unsendable,
-                _ if state == PeerState::Deaf => Self::Deaf,
+                _ if state == PeerState::Deaf && !is_pod_silent => Self::Deaf,
                 false => Self::Nothing,
                 // What loses most of the host's answers may lose all of the tunnel's.
                 true if of(Leg::Host).is_some_and(loses_most) => Self::Lossy,

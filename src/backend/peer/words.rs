@@ -7,6 +7,11 @@ use rustix::io::Errno;
 
 use super::state::{Obstacle, PeerState, Way};
 
+const DEAF: &str = "it answers no pings, which is no fault: its host's ICMP errors, or connections \
+                    that go on, show that packets arrive there. If its pods do not answer, what \
+                    they send goes another way (`ip rule` there), or with the fast path its \
+                    daemon hangs: `weft ping POD` tells";
+
 impl PeerState {
     /// What is known of the peer at `host`, why, and what to do; nothing if all is well. `port` is
     /// the tunnel's, if there is one.
@@ -68,11 +73,12 @@ impl PeerState {
                  lead there and back, and does every firewall on the way let {what} through?"
             ),
             Self::Lossy(percent) => format!(
-                "{percent} of 100 echoes are lost: look for a broken or full link to {host}, and \
-                 at drops on both hosts (`weft drops`). If pods lose nothing, it is the echoes \
-                 alone: a firewall of either host drops pings, or lets in so many a second"
+                "{percent} of 100 echoes are lost: look for a broken or full link to {host}, for a \
+                 firewall's rule that drops some packets, and at drops on both hosts (`weft \
+                 drops`). If pods lose nothing, it is the echoes alone: a firewall of either host \
+                 drops pings, or lets in so many a second"
             ),
-            Self::Deaf => "packets pass, and it answers no pings, which is no fault".to_owned(),
+            Self::Deaf => DEAF.to_owned(),
             Self::Idle | Self::Ok => return None,
         })
     }

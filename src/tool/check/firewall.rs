@@ -292,14 +292,13 @@ impl Condition {
     }
 
     /// Whether some of the packets surely have it and others not: those of a protocol, of a length,
-    /// or to a single address. A port is closed on purpose.
+    /// or of a range of addresses. A port is closed on purpose, and so is a single address, as by a
+    /// policy for one pod.
     fn holds_for_some(&self, packet: &Packet<'_>) -> bool {
         match &self.property {
             Some(Property::Protocol { .. } | Property::Length(..)) => self.holds(packet).is_none(),
-            Some(Property::Source(_)) => packet.sources.is_some() && self.holds(packet).is_none(),
-            Some(Property::Destination(_)) => {
-                packet.destinations.is_some() && self.holds(packet).is_none()
-            }
+            Some(Property::Source(of)) => are_ranges(of) && self.holds(packet).is_none(),
+            Some(Property::Destination(of)) => are_ranges(of) && self.holds(packet).is_none(),
             Some(
                 Property::Port(_)
                 | Property::ComesBy(_)
@@ -310,6 +309,10 @@ impl Condition {
             | None => false,
         }
     }
+}
+
+fn are_ranges(prefixes: &[Prefix]) -> bool {
+    prefixes.iter().any(|prefix| prefix.length_bits() < 32)
 }
 
 fn within(packets: Option<Prefix>, prefixes: &[Prefix]) -> Option<bool> {

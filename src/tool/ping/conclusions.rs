@@ -38,7 +38,11 @@ impl Shows {
         let text = match self {
             Self::Answers | Self::HostIsDeaf => return answers(self, legs),
             Self::NotSentTo => "this host sends it no packets: see `weft peers`",
-            Self::Deaf => "it answers no pings, but packets pass, as weftd knows",
+            Self::Deaf => {
+                "it answers no pings, and its host's ICMP errors or connections that go on have \
+                 told weftd that packets arrive there; whether pods answer, `--pod` with a pod \
+                 there tells"
+            }
             Self::PodAnswers => return pod_answers(legs),
             Self::Unsendable => return unsendable(legs, kind),
             Self::Loops => return looping(legs),
@@ -130,7 +134,7 @@ fn looping(legs: &[Echoes]) -> String {
         format!(
             "what is sent to {to} goes in circles, its TTL expired at {by}: a route there, or on \
              the way, leads back. `ip route get {to}` here and at {by}, and `traceroute -n {to}`, \
-             show who sends it back"
+             show who sends it back. Or a rule on the way sets the TTL"
         )
     })
 }
@@ -183,9 +187,10 @@ fn lossy(legs: &[Echoes]) -> String {
         }
         false => {
             "a full or slow link, a shaper or a broken cable does that (`tc -s qdisc` and `ip -s \
-             link` of both hosts count drops), and so do two machines with one hardware address or \
-             one IP address (compare `ip link` of the hosts; `weft check` asks who has the \
-             addresses); if pods lose nothing, a firewall lets in so many pings a second"
+             link` of both hosts count drops), and so do a firewall's rule for some packets, at \
+             random or beyond a rate (`nft list ruleset`, `iptables-save`), or two machines with \
+             one hardware or IP address (compare `ip link` of the hosts; `weft check` asks who has \
+             the addresses); if pods lose nothing, a firewall lets in so many pings a second"
         }
     };
     let full = if is_pods { String::new() } else { format!(" and {full} full") };
@@ -213,7 +218,9 @@ fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {
     };
     format!(
         "all small packets pass, and of {} full ones, sent in turn, none does: a link of the path \
-         is narrower than the overlay's MTU; {cure}",
+         is narrower than the overlay's MTU, or a rule, filter or XDP program of either host drops \
+         long packets (`nft list ruleset`, `iptables-save`, `tc filter show`, `ip -d link`). If it \
+         is a link: {cure}",
         full.map_or(0, |leg| leg.sent)
     )
 }

@@ -188,6 +188,8 @@ fn what_weftd_and_the_kernel_know_counts() {
     for answers in [[0, 0, 0], [10, 0, 0]] {
         let deaf = found(answers, None, PeerState::Deaf, None);
         assert_eq!(deaf, Shows::Deaf, "a healthy peer that answers no pings: {answers:?}");
+        let silent = found(answers, Some(0), PeerState::Deaf, None);
+        assert_ne!(silent, Shows::Deaf, "its pods do not answer either: {answers:?}");
         let here = found(answers, None, PeerState::Silent, Some("a blackhole route"));
         assert_eq!(here, Shows::Unsendable, "a blackhole route of this host: {answers:?}");
     }

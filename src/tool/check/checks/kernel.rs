@@ -7,7 +7,7 @@ use super::super::finding::{Checked, failed, forwarding_cure, skipped, warning, 
 use super::super::firewall::{
     BRIDGED, FORWARDED, FORWARDED_ON, Hook, Packet, RECEIVED, SENT, dropped_by, may_drop,
 };
-use super::network::{external_name, strangers};
+use super::network::{bridges, external_name, strangers};
 use crate::host::netlink::policies::Policy;
 use crate::route::Prefix;
 
@@ -147,15 +147,21 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
         return skipped("weftd sets its rules when it starts");
     }
     let subnet = facts.lease().map(|lease| lease.subnet).or(facts.subnet_file.says.subnet);
+    let of_pods = subnet.zip(facts.host().ok()).and_then(|(subnet, host)| {
+        let mut links = bridges(facts, host, subnet);
+        links.next().filter(|_| links.next().is_none()).map(|link| link.id.name.as_str())
+    });
     let inward = Packet {
         sources: Some(network),
         destinations: subnet.or(Some(network)),
         comes_by: facts.comes_by(),
+        goes_by: of_pods,
         ..Packet::default()
     };
     let outward = Packet {
         sources: subnet.or(Some(network)),
         destinations: Some(network),
+        comes_by: of_pods,
         goes_by: facts.comes_by(),
         ..Packet::default()
     };

@@ -142,7 +142,7 @@ pub(super) fn bridge_mtu(facts: &Facts) -> Checked {
 }
 
 /// The links of this host's pods.
-fn bridges<'a>(
+pub(super) fn bridges<'a>(
     facts: &'a Facts,
     host: &'a Listing,
     subnet: Prefix,
@@ -169,6 +169,12 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
         let lately = facts.status().and_then(|status| status.drops_lately.as_ref());
         let is_missed = lately.is_some_and(|it| it.contains_key(DropReason::OwnSubnet.id()));
         let evidence = format!("no interface has an address of {subnet}");
+        if let Some(route) = host.routes.iter().find(|route| is_to_a_pod(facts, subnet, route)) {
+            return Ok(format!(
+                "{evidence}; pods have routes of their own, such as to {}",
+                route.destination
+            ));
+        }
         return match is_missed {
             true => failed(evidence + ", and packets for its pods are dropped", again),
             false => Ok(evidence + " yet"),
@@ -190,6 +196,17 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
         return failed(format!("net.ipv4.conf.{name}.forwarding is 0"), forwarding_cure(name));
     }
     Ok(format!("{name} is up, with an address and a route"))
+}
+
+/// Whether this route leads to the link of one pod, as where pods have no bridge.
+fn is_to_a_pod(facts: &Facts, subnet: Prefix, route: &Route) -> bool {
+    let is_pods_link = |index: u32| {
+        let name = facts.link_name(index);
+        ![facts.device(), facts.interface(), Some("lo")].contains(&Some(name))
+    };
+    subnet.covers(route.destination)
+        && route.destination.length_bits() == 32
+        && route.next_hops.first().is_some_and(|hop| is_pods_link(hop.interface_index))
 }
 
 /// Routes that take parts of the network elsewhere, as text.
@@ -286,8 +303,9 @@ pub(super) fn foreign_routes(facts: &Facts) -> Checked {
     }
     failed(
         found.join("; "),
-        "Pods there are unreachable. If nobody needs these routes, remove them (ip route del), or \
-         whatever sets them; if they lead to networks of this host, choose another Network.",
+        "Pods there are unreachable, unless these ways lead to them all the same. If nobody needs \
+         these routes, remove them (ip route del), or whatever sets them; if they lead to networks \
+         of this host, choose another Network.",
     )
 }
 

@@ -514,6 +514,14 @@ const OF_THE_HOST: &[Wrong] = &[
         let rules = "*mangle\n:POSTROUTING DROP [0:0]\n-A POSTROUTING ! -o flannel0 -j ACCEPT\n";
         it.firewall = Some(parse_iptables(rules));
     }),
+    ("firewall-forward", Judged::Warning, "-o cni0 -j DROP", |it| {
+        let rules = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -o cni0 -j DROP\n";
+        it.firewall = Some(parse_iptables(rules));
+    }),
+    ("firewall-forward", Judged::Warning, "may drop some", |it| {
+        let rules = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -i cni0 -p tcp -j REJECT\n";
+        it.firewall = Some(parse_iptables(rules));
+    }),
     ("firewall-forward", Judged::Warning, "policy of FORWARD", |it| {
         it.firewall = Some(parse_iptables("*filter\n:FORWARD DROP [0:0]\n"));
     }),
@@ -627,6 +635,14 @@ fn what_is_usual_is_no_fault() {
         .unwrap()
         .extend([socket([127, 0, 0, 1], 7), socket([9, 9, 9, 9], 7)]);
     assert_eq!(judge("tunnel-port", &facts).verdict, Judged::Ok, "other addresses");
+
+    let mut bridgeless = well(BackendKind::Udp);
+    host(&mut bridgeless).links[3].id.name = "veth7".to_owned();
+    host(&mut bridgeless).addresses.remove(1);
+    host(&mut bridgeless).routes.push(route("10.5.1.7/32", 4, None));
+    let lately = [("own-subnet".to_owned(), Lately::default())];
+    said(&mut bridgeless).drops_lately = Some(lately.into());
+    assert_eq!(judge("pod-bridge", &bridgeless).verdict, Judged::Ok, "pods have no bridge");
 
     facts.policies = vec![policy(true)];
     facts.filters = vec![filter(true)];

@@ -80,7 +80,7 @@ pub(super) fn filters(facts: &Facts) -> Checked {
     };
     let (all, acting) = (shown(|_| true), shown(|it| it.has_action));
     if all.is_empty() {
-        return Ok("none that others have set".to_owned());
+        return Ok("none of others on the external link and the overlay's device".to_owned());
     }
     let cure = "`tc -s qdisc`, `tc -s filter show dev NAME egress` (or ingress) and `ip -d link` \
                 show them and what they dropped: is it meant for these packets?";

@@ -140,8 +140,8 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
 fn length(object: &Value) -> Option<Property> {
     let (left, right) = (&object["left"], &object["right"]);
     let field = &left["payload"];
-    let is_length =
-        left["meta"]["key"] == "length" || field["protocol"] == "ip" && field["field"] == "length";
+    let is_length = left["meta"]["key"] == "length"
+        || field["field"] == "length" && (field["protocol"] == "ip" || field["protocol"] == "udp");
     if !is_length {
         return None;
     }

@@ -245,8 +245,9 @@ fn rules_for_some_packets_may_drop() {
     let tcp = &asks("==", &meta("l4proto"), r#""tcp""#);
     for (rule, expected) in [
         (&asks(">", &meta("length"), "1300"), true),
+        (&asks(">", &field("udp", "length"), "1000"), true),
         (tcp, true),
-        (&asks("==", &field("ip", "daddr"), r#""10.5.1.7""#), true),
+        (&asks("==", &field("ip", "daddr"), r#""10.5.1.7""#), false),
         (&asks(">", &meta("length"), "1500"), false),
         (&asks("==", &field("ip", "daddr"), r#""192.0.2.7""#), false),
         (&asks("==", &field("tcp", "flags"), "0"), false),
@@ -267,7 +268,8 @@ fn rules_for_some_packets_may_drop() {
     };
     for (rules, expected) in [
         ("-A FORWARD -p tcp -j DROP", true),
-        ("-A FORWARD -d 10.5.1.7/32 -j X\n-A X -p icmp -j REJECT", true),
+        ("-A FORWARD -d 10.5.1.0/28 -j X\n-A X -p icmp -j REJECT", true),
+        ("-A FORWARD -d 10.5.1.7/32 -j X\n-A X -p icmp -j REJECT", false),
         ("-A FORWARD -j ACCEPT\n-A FORWARD -p tcp -j DROP", false),
         ("-A FORWARD -m conntrack --ctstate INVALID -j DROP", false),
         ("-A FORWARD -d 10.5.1.7/32 -j X\n-A X -m mark ! --mark 0x10000/0x10000 -j REJECT", false),
