@@ -16,10 +16,11 @@ tool() {
 # wherever those and cargo's own directory lie. Prints the directory that they are in.
 build_programs() {
     local target=$1 scratch=$2 home=${CARGO_HOME:-$HOME/.cargo} flags build_std=() linker
-    # The linker's identifier leads a debugger from the program to its symbols.
+    # What build scripts generate lies in SCRATCH, whose name is another each time; of several that
+    # fit the last counts. The linker's identifier leads a debugger from the program to its symbols.
     flags=(
         "--remap-path-prefix=$home=/cargo" "--remap-path-prefix=$REPO=/weft"
-        '-Clink-arg=-Wl,--build-id=sha1'
+        "--remap-path-prefix=$scratch=/build" '-Clink-arg=-Wl,--build-id=sha1'
     )
     linker=CARGO_TARGET_${target^^}_LINKER
     linker=${linker//-/_}
@@ -35,7 +36,8 @@ $target, or WEFT_RUST_LIBRARY names the directory library/ of this compiler's so
         unset RUSTC_WRAPPER RUSTC_WORKSPACE_WRAPPER RUSTFLAGS
         cd "$REPO" || exit
         CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && printf '%s' "${flags[*]}") \
-        CFLAGS="-ffile-prefix-map=$home=/cargo -ffile-prefix-map=$REPO=/weft" \
+        CFLAGS="-ffile-prefix-map=$home=/cargo -ffile-prefix-map=$REPO=/weft \
+-ffile-prefix-map=$scratch=/build" \
         env "$linker=$(tool "$target" gcc)" cargo build "${build_std[@]}" --locked --release \
             --bins --target "$target" --target-dir "$scratch" >&2
     ) || die "the programs cannot be built"
