@@ -166,7 +166,7 @@ init() {
         [[ -n $verdict ]] || verdict="fails: hung|"
         tell row "$row" "${verdict%%|*}" "$((SECONDS - start))" "${verdict#*|}"
     done < <(rows)
-    dmesg | grep -E 'WARNING:|BUG:|Oops|hung task|lockup' | while read -r row; do
+    dmesg | grep -E 'WARNING:|BUG:|Oops|Kernel panic|hung task|lockup' | while read -r row; do
         tell complaint "$row"
     done
     tell end

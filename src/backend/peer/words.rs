@@ -65,8 +65,7 @@ impl PeerState {
                 "nothing comes back through the tunnel, and the host itself answers pings: \
                  {daemon}{port_too}, and does every firewall on the way let {what} through, both \
                  ways? Or a rule (SNAT, MASQUERADE) gives what leaves another source: `tcpdump -ni \
-                 any udp port {}` on both hosts shows whether it arrives, and from where",
-                port.unwrap_or_default()
+                 any host {host}` on both hosts shows whether it arrives, and from where"
             ),
             Self::Silent { host_answers: false } => format!(
                 "nothing comes back, and the host itself answers no pings: is it up, do routes \

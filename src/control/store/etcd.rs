@@ -2,7 +2,7 @@
 //! the version last seen; no request asks for the time to live of another node's lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::etcd_claim::Claims;
@@ -16,6 +16,7 @@ use crate::control::identity::{Phase, holder_of};
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::Names;
+use crate::failure::lock;
 use etcd_client::{
     Client, Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, TxnOp,
 };
@@ -191,7 +192,7 @@ impl EtcdStore {
         if let Some(unused) = etcd_lease.filter(|lease| lease.fresh)
             && written.as_ref().is_err_and(StoreError::nothing_was_written)
         {
-            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(unused);
+            *lock(&self.spare) = Some(unused);
         }
         let revision = written?;
         let created_revision = if is_new { revision } else { lease.created_revision };
@@ -245,7 +246,7 @@ impl EtcdStore {
             return Ok(Some(kept));
         }
         // One that no key has serves all tries, so that a lost race costs one request.
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let spare = lock(&self.spare).take();
         let fresh_until = clock::boot_time() + ttl.mul_f64(SPARE_TTL_MIN);
         match spare.filter(|spare| spare.expires >= fresh_until) {
             Some(spare) => Ok(Some(spare)),

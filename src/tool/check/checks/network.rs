@@ -7,7 +7,7 @@ use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
 use crate::host::interface::{ExternalInterface, InterfaceError, select};
 use crate::host::listing::Listing;
-use crate::host::state::{Address, Link, Route, RouteKind, RouteProtocol};
+use crate::host::state::{Address, Link, NextHop, Route, RouteKind, RouteProtocol};
 use crate::route::Prefix;
 use crate::stats::DropReason;
 use crate::status::Lease;
@@ -200,13 +200,16 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
 
 /// Whether this route leads to the link of one pod, as where pods have no bridge.
 fn is_to_a_pod(facts: &Facts, subnet: Prefix, route: &Route) -> bool {
-    let is_pods_link = |index: u32| {
-        let name = facts.link_name(index);
-        ![facts.device(), facts.interface(), Some("lo")].contains(&Some(name))
-    };
+    let of_pods = |hop: &NextHop| may_be_of_pods(facts, hop.interface_index);
     subnet.covers(route.destination)
         && route.destination.length_bits() == 32
-        && route.next_hops.first().is_some_and(|hop| is_pods_link(hop.interface_index))
+        && route.next_hops.first().is_some_and(of_pods)
+}
+
+/// Whether this link is neither weftd's, nor the external one, nor the loopback.
+fn may_be_of_pods(facts: &Facts, index: u32) -> bool {
+    let name = facts.link_name(index);
+    ![facts.device(), facts.interface(), Some("lo")].contains(&Some(name))
 }
 
 /// Routes that take parts of the network elsewhere, as text.
@@ -255,10 +258,8 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
 /// them, as text. A pod may have a route of its own, to its link.
 fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
     let is_pods_link = |route: &Route, index: u32| {
-        let name = facts.link_name(index);
-        let is_no_pods = [facts.device(), facts.interface(), Some("lo")].contains(&Some(name));
         let is_bridge = bridges(facts, host, subnet).any(|link| link.id.index == index);
-        is_bridge || !is_no_pods && route.destination.length_bits() == 32
+        is_bridge || may_be_of_pods(facts, index) && route.destination.length_bits() == 32
     };
     let leads_away = |OwnRoute { route, path, .. }: &&OwnRoute| match (route.kind, path) {
         (RouteKind::Unicast, Some(path)) => route.next_hops.iter().any(|hop| {
@@ -317,8 +318,7 @@ fn is_of_a_pod(facts: &Facts, host: &Listing, subnet: Prefix, it: &Address) -> b
     {
         return false;
     }
-    let name = facts.link_name(it.interface_index);
-    let is_no_bridge = [facts.device(), facts.interface(), Some("lo")].contains(&Some(name));
+    let is_no_bridge = !may_be_of_pods(facts, it.interface_index);
     let has_gateway = host.addresses.iter().any(|it| it.address == subnet.first_host());
     has_gateway || is_no_bridge || it.is_secondary || it.prefix_length_bits == 32
 }
