@@ -34,7 +34,7 @@ impl Status {
     #[track_caller]
     pub(crate) fn of(dir: &Path) -> Self {
         let bytes = fetch_unix(&dir.join("weft.sock"), "/status")
-            .unwrap_or_else(|error| panic!("weftd does not tell its status: {error}"));
+            .unwrap_or_else(|error| panic!("weftd does not tell its status: {error:#}"));
         Self(serde_json::from_slice(&bytes).expect("the status is JSON"))
     }
 
