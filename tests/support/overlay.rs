@@ -34,7 +34,8 @@ pub(crate) fn local_store(dir: &Path, config: &str) -> String {
     format!("--local-store={}", store.display())
 }
 
-/// Puts a reservation of `subnet`, spelled as in a key, for the node at `public_ip`.
+/// Puts a reservation of `subnet`, spelled as in a key, for the node at `public_ip`. A running
+/// daemon has one of the first hundred subnets, chosen at random: beside it, use those above 200.
 pub(crate) fn reserve(dir: &Path, subnet: &str, public_ip: Ipv4Addr) {
     let value = format!(r#"{{"PublicIP":"{public_ip}","PublicIPv6":null}}"#);
     let subnets = dir.join("store/subnets");
