@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -41,8 +41,14 @@ pub(crate) const PLAIN_CARD: [&str; 10] = [
     "on",
 ];
 
-/// Between two looks at a condition: short beside the tens of milliseconds that a daemon takes.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Between two looks at a condition, at first: short beside the tens of milliseconds that a daemon
+/// takes.
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
+/// And after a while. A look costs some milliseconds in a test's build of weftd, and most of the
+/// suite's tests look at once.
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(60);
+/// The pause is this part of the time waited so far.
+const POLL_PART: u32 = 16;
 
 /// How long pings are tried.
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
@@ -65,12 +71,13 @@ pub(crate) fn wait_until(timeout: Duration, what: &str, condition: impl FnMut() 
 
 /// The same for what may fail to happen, of which it says whether it did.
 pub(crate) fn comes_true(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let watch = Stopwatch::start();
+    let (watch, started) = (Stopwatch::start(), Instant::now());
     while !condition() {
         if watch.is_over(timeout) {
             return false;
         }
-        thread::sleep(POLL_INTERVAL);
+        let pause = started.elapsed() / POLL_PART;
+        thread::sleep(pause.clamp(POLL_INTERVAL_MIN, POLL_INTERVAL_MAX));
     }
     true
 }
