@@ -9,6 +9,7 @@
 mod clock;
 mod crowd;
 mod members;
+mod networks;
 mod outage;
 mod owner;
 mod site;
