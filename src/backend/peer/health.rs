@@ -243,10 +243,12 @@ fn meaning(
             let (host, _) = machine.place_of(destination)?;
             (code == Some(HOST_UNREACHABLE)).then_some((host, neighbour))
         }
-        Answer::Lost { by, destination, sequence, .. } => {
+        Answer::Lost { by, destination, sequence, code } => {
             let (host, _) = machine.place_of(destination)?;
+            // Of another address, an echo expires only where packets go in circles.
+            let is_answer = code.is_some() || machine.is_beyond(destination);
             // Another router, to which a wrong route leads, is no peer.
-            (answerer(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
+            (is_answer && answerer(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
         }
         Answer::Refused { by, code, source, destination, echo_to } => {
             let (host, _) = machine.place_of(*destination.ip())?;
@@ -291,6 +293,7 @@ mod tests {
     const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
     const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const TARGET: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+    const BEYOND: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 254);
     const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 254);
     const EXTERNAL: u32 = 2;
     const TUNNEL: u32 = 7;
@@ -312,7 +315,7 @@ mod tests {
 
     #[test]
     fn what_went_through_the_tunnel_must_come_out_of_it() {
-        let expired = Lost { by: TARGET, destination: TARGET, sequence: 7, code: None };
+        let expired = Lost { by: TARGET, destination: BEYOND, sequence: 7, code: None };
         for (message, evidence) in [
             (reply(TARGET), Evidence::Echoed(7)),
             (expired, Evidence::Expired(7)),
@@ -324,6 +327,8 @@ mod tests {
             }
             assert_eq!(shown(message, EXTERNAL, EXTERNAL), Some(evidence), "without a tunnel");
         }
+        let in_circles = Lost { by: TARGET, destination: TARGET, sequence: 7, code: None };
+        assert_eq!(shown(in_circles, TUNNEL, TUNNEL), None, "it went in circles");
         assert_eq!(shown(Answer::Asked(TARGET), POD, EXTERNAL), None);
         assert_eq!(shown(reply(HOST), EXTERNAL, TUNNEL), Some(Evidence::HostAnswered));
         assert_eq!(shown(reply(ROUTER), EXTERNAL, TUNNEL), None);

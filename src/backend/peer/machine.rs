@@ -122,6 +122,13 @@ impl Machine {
         self.addresses.contains_key(&address)
     }
 
+    /// Whether this is an address behind a peer, at which echoes expire on purpose.
+    pub(super) fn is_beyond(&self, address: Ipv4Addr) -> bool {
+        let entry = self.addresses.get(&address).and_then(|(host, _)| self.entry(*host));
+        let mut leases = entry.iter().flat_map(|entry| &entry.peer.leases);
+        leases.any(|lease| beyond(lease.subnet) == address)
+    }
+
     /// Looks at what was counted of each peer.
     pub(super) fn look(
         &mut self,
