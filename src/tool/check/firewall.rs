@@ -158,12 +158,7 @@ pub(super) fn dropped_by(
     packet: &Packet<'_>,
     so: &str,
 ) -> Option<(String, String)> {
-    chains.iter().find_map(|base| {
-        let hook = base.hook.filter(|hook| hooks.contains(hook))?;
-        let device = if hook == Hook::Egress { packet.goes_by } else { packet.comes_by };
-        if !base.devices.is_empty() && !base.devices.iter().any(|it| Some(it.as_str()) == device) {
-            return None;
-        }
+    met(chains, hooks, packet).find_map(|(base, hook, device)| {
         let by = match walk(chains, base, packet, 0) {
             End::Continues if base.drops_at_end => {
                 format!("the policy of {} in {} is drop", base.name, base.table)
@@ -178,7 +173,7 @@ pub(super) fn dropped_by(
                 format!("{by}, so {so} if that is for {name}: `nft list ruleset` names the device")
             }
         };
-        Some((text, format!("chain {} of {} (hook {hook})", base.name, base.table)))
+        Some((text, base.place(hook)))
     })
 }
 
@@ -188,14 +183,37 @@ pub(super) fn may_drop(
     hooks: &[Hook],
     packet: &Packet<'_>,
 ) -> Option<(String, String)> {
-    chains.iter().find_map(|base| {
+    met(chains, hooks, packet).find_map(|(base, hook, _)| {
+        partly(chains, base, packet, 0).map(|by| (by, base.place(hook)))
+    })
+}
+
+/// The base chains that `packet` meets at these hooks, each with its hook and the packet's device
+/// there.
+fn met<'a>(
+    chains: &'a [Chain],
+    hooks: &[Hook],
+    packet: &Packet<'a>,
+) -> impl Iterator<Item = (&'a Chain, Hook, Option<&'a str>)> {
+    chains.iter().filter_map(|base| {
         let hook = base.hook.filter(|hook| hooks.contains(hook))?;
         let device = if hook == Hook::Egress { packet.goes_by } else { packet.comes_by };
         let is_its = |name: &String| Some(name.as_str()) == device;
-        let is_of_another = !base.devices.is_empty() && !base.devices.iter().any(is_its);
-        let by = partly(chains, base, packet, 0).filter(|_| !is_of_another)?;
-        Some((by, format!("chain {} of {} (hook {hook})", base.name, base.table)))
+        let is_met = base.devices.is_empty() || base.devices.iter().any(is_its);
+        is_met.then_some((base, hook, device))
     })
+}
+
+impl Chain {
+    fn place(&self, hook: Hook) -> String {
+        format!("chain {} of {} (hook {hook})", self.name, self.table)
+    }
+
+    /// Where a rule of this chain jumps to.
+    fn next<'a>(&self, chains: &'a [Chain], name: &str, depth: u8) -> Option<&'a Self> {
+        let is_meant = |it: &&Self| it.table == self.table && it.name == name;
+        chains.iter().find(is_meant).filter(|_| depth < DEPTH_MAX)
+    }
 }
 
 fn partly(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> Option<String> {
@@ -206,8 +224,7 @@ fn partly(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> Op
         let found = match &rule.action {
             Action::Drop => Some(format!("{}: {}", chain.table, rule.text)),
             Action::Jump(name) | Action::Goto(name) => {
-                let is_next = |it: &&Chain| it.table == chain.table && it.name == *name;
-                let next = chains.iter().find(is_next).filter(|_| is_meant && depth < DEPTH_MAX);
+                let next = chain.next(chains, name, depth).filter(|_| is_meant);
                 next.and_then(|next| partly(chains, next, packet, depth + 1))
             }
             Action::Accept
@@ -238,13 +255,10 @@ fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End 
             Action::Drop | Action::Divert => {
                 End::Dropped(format!("{}: {}", chain.table, rule.text))
             }
-            Action::Jump(name) | Action::Goto(name) => {
-                let is_meant = |it: &&Chain| it.table == chain.table && it.name == *name;
-                match chains.iter().find(is_meant).filter(|_| depth < DEPTH_MAX) {
-                    Some(next) => walk(chains, next, packet, depth + 1),
-                    None => End::MayPass,
-                }
-            }
+            Action::Jump(name) | Action::Goto(name) => match chain.next(chains, name, depth) {
+                Some(next) => walk(chains, next, packet, depth + 1),
+                None => End::MayPass,
+            },
             Action::Return | Action::Nothing => End::Continues,
         };
         let leaves = matches!(rule.action, Action::Goto(_) | Action::Return);
