@@ -118,9 +118,11 @@ case_bad_image() {
 }
 
 bad_image() {
+    local before
+    before=$(template)
     kubectl -n "$NAMESPACE" set image "$DAEMONS" kube-flannel=weft:nowhere || return 1
     wait_until 90 "a pod without its image" has_no_image || return 1
-    taken_back
+    taken_back "$before"
 }
 
 has_no_image() {
@@ -133,12 +135,14 @@ case_crash_loop() {
 }
 
 crash_loop() {
+    local before
+    before=$(template)
     patch_weft '[{ "op": "add", "path": "/spec/template/spec/containers/0/args/-",
         "value": "--iface=nowhere0" }]' || return 1
     wait_until 120 "a second crash" has_crashed 2 || return 1
     SEEN="$(kubectl -n "$NAMESPACE" get pods --no-headers | tr -s ' ' | cut -d ' ' -f 3,4 |
         paste -sd ,)"
-    taken_back
+    taken_back "$before"
 }
 
 # patch_weft JSON: changes the DaemonSet.
@@ -178,7 +182,8 @@ restart_needed() {
 
 # As much memory as the manifest asks for, as its limit, under load.
 case_memory_limit() {
-    local used
+    local used before
+    before=$(template)
     patch_weft '[{ "op": "add", "path": "/spec/template/spec/containers/0/resources/limits",
         "value": { "memory": "50Mi" } }]' && rolled_out "$ROLLOUT_S" || return 1
     case_full_packets || return 1
@@ -187,7 +192,7 @@ case_memory_limit() {
     on_weft "${NODES[1]}" weft status -o json | jq .process
     [[ $(kubectl -n "$NAMESPACE" get pods -l app=flannel -o json |
         jq '[.items[].status.containerStatuses[].restartCount] | add') == 0 ]] || return 1
-    taken_back
+    taken_back "$before"
 }
 
 # Another CNI configuration on the node. One whose name sorts behind weft's is of no importance; of

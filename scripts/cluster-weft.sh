@@ -61,17 +61,15 @@ weft_up() {
 
 rolled_out() { kubectl -n "$NAMESPACE" rollout status "$DAEMONS" --timeout="$1s" >/dev/null; }
 
-# taken_back: the DaemonSet as it was before its last change. kubectl goes by the ControllerRevisions,
-# which the controller writes a moment after a change: asked too early it would take back the change
-# before.
-taken_back() {
-    wait_until 30 "the DaemonSet's history" history_is_current || return 1
-    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
-}
+# The DaemonSet's pods as they are now, for taken_back.
+template() { kubectl -n "$NAMESPACE" get "$DAEMONS" -o json | jq -c .spec.template; }
 
-history_is_current() {
-    kubectl -n "$NAMESPACE" get "$DAEMONS" -o json |
-        jq -e '.status.observedGeneration == .metadata.generation'
+# taken_back TEMPLATE: the DaemonSet as it was before a change. Not by `kubectl rollout undo`: a
+# controller that was without the API for a while gives the ControllerRevisions wrong numbers, and
+# the change before is taken back.
+taken_back() {
+    patch_weft "[{ \"op\": \"replace\", \"path\": \"/spec/template\", \"value\": $1 }]" &&
+        rolled_out "$ROLLOUT_S"
 }
 
 # weft_pod NODE: the name of its pod, the newest that is not being deleted.
