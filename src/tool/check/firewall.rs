@@ -105,6 +105,8 @@ pub(super) enum Property {
     Known(bool),
     /// One of these lengths, in bytes.
     Length(u64, u64),
+    /// An address of this host for its destination.
+    ForHost,
     /// Some field of a protocol that is not UDP.
     OtherProtocol,
 }
@@ -137,6 +139,8 @@ pub(super) struct Packet<'a> {
     pub(super) destinations: Option<Prefix>,
     pub(super) comes_by: Option<&'a str>,
     pub(super) goes_by: Option<&'a str>,
+    /// Whether it is for this host.
+    pub(super) is_for_host: bool,
 }
 
 /// What becomes of a packet in a chain.
@@ -183,8 +187,9 @@ pub(super) fn may_drop(
     hooks: &[Hook],
     packet: &Packet<'_>,
 ) -> Option<(String, String)> {
-    met(chains, hooks, packet).find_map(|(base, hook, _)| {
-        partly(chains, base, packet, 0).map(|by| (by, base.place(hook)))
+    met(chains, hooks, packet).find_map(|(base, hook, _)| match partly(chains, base, packet, 0) {
+        End::Dropped(by) => Some((by, base.place(hook))),
+        End::MayPass | End::Continues => None,
     })
 }
 
@@ -216,32 +221,37 @@ impl Chain {
     }
 }
 
-fn partly(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> Option<String> {
+/// What becomes of some of these packets, unless all of them may have left before.
+fn partly(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End {
     for rule in &chain.rules {
         let holds = rule.holds(packet);
-        let is_met = |it: &Condition| it.holds(packet) == Some(true) || it.holds_for_some(packet);
-        let is_meant = rule.conditions.iter().all(is_met);
-        let found = match &rule.action {
-            Action::Drop => Some(format!("{}: {}", chain.table, rule.text)),
-            Action::Jump(name) | Action::Goto(name) => {
-                let next = chain.next(chains, name, depth).filter(|_| is_meant);
-                next.and_then(|next| partly(chains, next, packet, depth + 1))
-            }
-            Action::Accept
-            | Action::Divert
-            | Action::Return
-            | Action::Nothing
-            | Action::Unknown => None,
-        };
-        if is_meant && found.is_some() {
-            return found;
+        if holds == Some(false) {
+            continue;
         }
-        let is_end = !matches!(rule.action, Action::Nothing | Action::Jump(_));
-        if is_end && holds == Some(true) {
-            return None;
+        let of_some = |it: &Condition| it.holds(packet) == Some(true) || it.holds_for_some(packet);
+        let is_of_some = rule.conditions.iter().all(of_some);
+        // Of all, or of nobody knows which: then none may be left.
+        let may_be_all = holds == Some(true) || !is_of_some;
+        let end = match &rule.action {
+            Action::Nothing => continue,
+            Action::Drop => End::Dropped(format!("{}: {}", chain.table, rule.text)),
+            Action::Accept | Action::Divert | Action::Unknown => End::MayPass,
+            Action::Return => End::Continues,
+            Action::Jump(name) | Action::Goto(name) => match chain.next(chains, name, depth) {
+                Some(next) => partly(chains, next, packet, depth + 1),
+                None => End::MayPass,
+            },
+        };
+        match end {
+            End::Dropped(by) if is_of_some => return End::Dropped(by),
+            End::MayPass if may_be_all => return End::MayPass,
+            End::Continues if may_be_all && rule.leaves() => {
+                return if is_of_some { End::Continues } else { End::MayPass };
+            }
+            End::Dropped(_) | End::MayPass | End::Continues => {}
         }
     }
-    None
+    End::Continues
 }
 
 fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End {
@@ -261,12 +271,11 @@ fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End 
             },
             Action::Return | Action::Nothing => End::Continues,
         };
-        let leaves = matches!(rule.action, Action::Goto(_) | Action::Return);
         match (end, holds) {
             (End::Dropped(by), Some(_)) => return End::Dropped(by),
-            (End::Continues, Some(_)) if leaves => return End::Continues,
+            (End::Continues, Some(_)) if rule.leaves() => return End::Continues,
             // The rest of the chain may not see it.
-            (End::Continues, None) if leaves => return End::MayPass,
+            (End::Continues, None) if rule.leaves() => return End::MayPass,
             (End::MayPass, _) => return End::MayPass,
             (End::Continues | End::Dropped(_), _) => {}
         }
@@ -275,6 +284,11 @@ fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End 
 }
 
 impl Rule {
+    /// Whether packets do not come back to the rule behind it.
+    fn leaves(&self) -> bool {
+        matches!(self.action, Action::Goto(_) | Action::Return)
+    }
+
     /// Nothing if that can't be told.
     fn holds(&self, packet: &Packet<'_>) -> Option<bool> {
         let each: Vec<_> = self.conditions.iter().map(|it| it.holds(packet)).collect();
@@ -295,6 +309,7 @@ impl Condition {
             Property::ComesBy(name) => by(packet.comes_by, name),
             Property::GoesBy(name) => by(packet.goes_by, name),
             Property::Known(holds) => Some(*holds),
+            Property::ForHost => Some(packet.is_for_host),
             Property::Length(first, _) if *first > LENGTH_MAX => Some(false),
             Property::Length(_, last) if *last < LENGTH_MIN => Some(false),
             Property::Length(first, last) => {
@@ -318,6 +333,7 @@ impl Condition {
                 | Property::ComesBy(_)
                 | Property::GoesBy(_)
                 | Property::Known(_)
+                | Property::ForHost
                 | Property::OtherProtocol,
             )
             | None => false,

@@ -114,11 +114,25 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     let (external, udp_port) = (external.as_deref(), Some(port));
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
+    let own = facts.lease().and_then(|lease| Prefix::new(lease.public_ip, 32));
     let packet = |peer| match hooks == SENT {
-        true => Packet { udp_port, destinations: peer, goes_by: external, ..Packet::default() },
-        false => Packet { udp_port, sources: peer, comes_by: external, ..Packet::default() },
+        true => Packet {
+            udp_port,
+            sources: own,
+            destinations: peer,
+            goes_by: external,
+            ..Packet::default()
+        },
+        false => Packet {
+            udp_port,
+            sources: peer,
+            destinations: own,
+            comes_by: external,
+            is_for_host: true,
+            ..Packet::default()
+        },
     };
-    let dropped = std::iter::once(None).chain(peers.map(Some)).find_map(|peer| {
+    let dropped = std::iter::once(None).chain(peers.clone().map(Some)).find_map(|peer| {
         let packet = packet(peer);
         let whom = peer.map_or(String::new(), |peer| format!(" {of} {}", peer.network()));
         dropped_by(chains, hooks, &packet, &so(port, &whom))
@@ -127,7 +141,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
         let cure = format!("Accept UDP port {port} {way} all nodes in front of that, in {chain}.");
         return warning(rule, cure);
     }
-    match may_drop(chains, hooks, &packet(None)) {
+    match peers.into_iter().find_map(|peer| may_drop(chains, hooks, &packet(Some(peer)))) {
         None => Ok(format!("nothing surely drops UDP port {port} there")),
         Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "the tunnel sends or gets"),
     }

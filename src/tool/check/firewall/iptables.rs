@@ -79,7 +79,9 @@ fn rule(line: &str, text: &str) -> Rule {
 }
 
 fn is_understood(module: &str) -> bool {
-    ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport", "length"].contains(&module)
+    const MODULES: [&str; 9] =
+        ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport", "length", "addrtype"];
+    MODULES.contains(&module)
 }
 
 fn target(name: &str) -> Action {
@@ -107,6 +109,8 @@ fn condition(option: &str, value: &str, negated: bool) -> Condition {
         "--ctstate" | "--state" if !value.contains("UNTRACKED") => {
             Some(Property::Known(value.split(',').any(|it| it == "NEW")))
         }
+        "--dst-type" if value == "LOCAL" => Some(Property::ForHost),
+        "--dst-type" if matches!(value, "MULTICAST" | "BROADCAST") => Some(Property::Known(false)),
         // Nobody but kube-proxy sets its mark.
         "--mark" if value == "0x4000/0x4000" => (!negated).then_some(Property::Known(false)),
         _ => None,

@@ -127,6 +127,17 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
         (.., Some("iifname" | "iif")) => device(right).map(Property::ComesBy),
         (.., Some("oifname" | "oif")) => device(right).map(Property::GoesBy),
         (.., Some("nfproto" | "protocol")) => any_word(right, &["ipv4", "ip"]).map(Property::Known),
+        _ if left["fib"]["result"] == "type" && left["fib"]["flags"] == "daddr" => {
+            any_word(right, &["local"]).map(|is_local| match is_local {
+                true => Property::ForHost,
+                // Neither the tunnel nor a pod sends to many.
+                false => Property::Known(false),
+            })
+        }
+        // A connection that begins has no state, but for that which DNAT gives it.
+        _ if left["ct"]["key"] == "status" && words(right) == ["dnat"] => {
+            Some(Property::Known(false))
+        }
         // Which packets are not tracked, other rules say.
         _ if left["ct"]["key"] == "state" && any_word(right, &["untracked"]) == Some(false) => {
             any_word(right, &["new"]).map(Property::Known)

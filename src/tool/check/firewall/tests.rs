@@ -10,6 +10,7 @@ const DATAGRAM: Packet<'static> = Packet {
     destinations: None,
     comes_by: Some("eth0"),
     goes_by: None,
+    is_for_host: true,
 };
 
 fn for_pods() -> Packet<'static> {
@@ -18,7 +19,7 @@ fn for_pods() -> Packet<'static> {
         sources: Some("10.5.0.0/16".parse().unwrap()),
         destinations: Some("10.5.1.0/24".parse().unwrap()),
         comes_by: Some("flannel0"),
-        goes_by: None,
+        ..Packet::default()
     }
 }
 
@@ -283,4 +284,71 @@ fn rules_for_some_packets_may_drop() {
     assert!(iptables(long, &DATAGRAM, RECEIVED));
     let tcp = "-A INPUT -p tcp -j DROP";
     assert!(!iptables(tcp, &DATAGRAM, RECEIVED), "no datagram of the tunnel");
+}
+
+/// A datagram from one peer to this host, or back.
+fn between(hooks: &[Hook]) -> Packet<'static> {
+    let [own, peer] = ["10.0.0.1/32", "10.0.0.2/32"].map(|it| it.parse().ok());
+    match hooks == SENT {
+        true => Packet {
+            sources: own,
+            destinations: peer,
+            comes_by: None,
+            goes_by: Some("eth0"),
+            is_for_host: false,
+            ..DATAGRAM
+        },
+        false => Packet { sources: peer, destinations: own, ..DATAGRAM },
+    }
+}
+
+/// What kubelet, firewalld, ufw and careful people have on a host where all is well.
+#[test]
+fn usual_rules_are_no_alarm() {
+    let policy = "*filter\n:INPUT DROP [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
+                  :X - [0:0]\n:Y - [0:0]\n";
+    let open = "-A INPUT -p udp --dport 8285 -j ACCEPT";
+    for (rules, hooks) in [
+        ("-A OUTPUT -j X\n-A X ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP", SENT),
+        ("-A INPUT -j X\n-A X ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP", RECEIVED),
+        ("-A INPUT -s 127.0.0.0/8 -j DROP", RECEIVED),
+        ("-A INPUT -s 10.0.0.0/24 -p udp --dport 8285 -j ACCEPT\n-A INPUT -j DROP", RECEIVED),
+        ("-A INPUT -j X\n-A X -p udp --dport 8285 -j ACCEPT\n-A INPUT -j REJECT", RECEIVED),
+        (
+            "-A INPUT -j X\n-A X -m addrtype --dst-type LOCAL -j RETURN\n\
+             -A X -m limit --limit 3/min -j Y\n-A X -j DROP",
+            RECEIVED,
+        ),
+        ("-A INPUT -m recent --rcheck -j ACCEPT\n-A INPUT -j DROP", RECEIVED),
+        ("-A FORWARD -j X\n-A X -d 10.5.0.0/16 -j ACCEPT\n-A FORWARD -j DROP", FORWARDED),
+    ] {
+        let chains = parse_iptables(&format!("{policy}{rules}\n{open}\nCOMMIT\n"));
+        let packet = if hooks == FORWARDED { for_pods() } else { between(hooks) };
+        assert_eq!(may_drop(&chains, hooks, &packet), None, "{rules}");
+        assert_eq!(dropped(&chains, hooks, &packet), None, "{rules}");
+    }
+    let closed = "-A INPUT -j X\n-A X -m addrtype --dst-type LOCAL -j RETURN\n-A X -j ACCEPT";
+    let chains = parse_iptables(&format!("{policy}{closed}\nCOMMIT\n"));
+    assert!(dropped(&chains, RECEIVED, &between(RECEIVED)).is_some(), "the port is closed");
+}
+
+/// firewalld accepts what DNAT diverts, which the tunnel's datagrams are not.
+#[test]
+fn what_nobody_diverts_has_no_such_state() {
+    for (condition, lets_pass) in [
+        (r#"{"match":{"op":"in","left":{"ct":{"key":"status"}},"right":"dnat"}}"#, false),
+        (
+            r#"{"match":{"op":"==","left":{"fib":{"result":"type","flags":"daddr"}},
+                "right":"broadcast"}}"#,
+            false,
+        ),
+        (
+            r#"{"match":{"op":"==","left":{"fib":{"result":"type","flags":"daddr"}},
+                "right":"local"}}"#,
+            true,
+        ),
+    ] {
+        let by = nft(&format!(r#"{condition},{{"accept":null}}"#), "drop");
+        assert_eq!(by.is_none(), lets_pass, "{condition}: {by:?}");
+    }
 }
