@@ -124,7 +124,8 @@ impl Drop for DaemonLock {
     }
 }
 
-fn lock_path(subnet_file: &Path) -> Result<PathBuf, LockError> {
+/// The lock file that belongs to `subnet_file`; it stays when weftd ends.
+pub fn lock_path(subnet_file: &Path) -> Result<PathBuf, LockError> {
     match subnet_file.file_name() {
         Some(_) => Ok(whole_file::with_suffix(subnet_file, SUFFIX)),
         None => Err(LockError::NoFileName(subnet_file.to_owned())),

@@ -175,7 +175,8 @@ fn receive(
         if wait.is_zero() {
             break;
         }
-        socket.set_read_timeout(Some(wait))?;
+        // The kernel takes less than a microsecond for no time-out.
+        socket.set_read_timeout(Some(wait.max(Duration::from_millis(1))))?;
         let received = match socket.read(&mut buffer) {
             Ok(received) => received,
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,

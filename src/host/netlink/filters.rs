@@ -134,7 +134,8 @@ impl FilterPlace {
     /// The kinds of the filters on this side of a device that are not ours.
     pub async fn of_others(device: u32, side: Side) -> Result<Vec<String>> {
         let filters = Self { device, side, handle: 0 }.list().await?;
-        let others = filters.iter().filter(|it| handle_of_ours(it).is_none());
+        let is_anothers = |it: &&TcMessage| handle_of_ours(it).is_none() && !is_of_a_priority(it);
+        let others = filters.iter().filter(is_anothers);
         Ok(kinds(others))
     }
 

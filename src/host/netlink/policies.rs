@@ -24,20 +24,27 @@ const DEFAULTS: u16 = 0x28;
 const BLOCK: u8 = 1;
 
 /// `XFRM_MSG_GETPOLICY` and `XFRM_MSG_NEWPOLICY`: `struct xfrm_userpolicy_info`, which begins with
-/// `struct xfrm_selector`; where in it things are, and `XFRMA_TMPL`, which asks for IPsec.
+/// `struct xfrm_selector`; where in it things are.
 const GET_POLICY: u16 = 0x15;
 const POLICY: u16 = 0x13;
 const POLICY_BYTES: usize = 168;
+const SOURCE_AT: usize = 16;
 const PORT_AT: usize = 32;
 const PORT_MASK_AT: usize = 34;
 const FAMILY_AT: usize = 40;
 const LENGTH_AT: usize = 42;
+const SOURCE_LENGTH_AT: usize = 43;
 const PROTOCOL_AT: usize = 44;
+const INTERFACE_AT: usize = 48;
+const PRIORITY_AT: usize = 152;
 const DIRECTION_AT: usize = 160;
 const ACTION_AT: usize = 161;
 const OUT: u8 = 1;
 const IPV4: u8 = 2;
+/// `XFRMA_TMPL`, which asks for IPsec; `XFRMA_MARK`; `XFRMA_IF_ID`.
 const TEMPLATE: u16 = 5;
+const MARK: u16 = 21;
+const INTERFACE_ID: u16 = 31;
 
 /// What a question has behind its header: the flags that precede the attributes of an answer, or
 /// room for defaults.
@@ -45,15 +52,30 @@ const FLAG_BYTES: usize = 4;
 
 const OPERATION: &str = "tell its IPsec policies";
 
-/// A policy that blocks what this host sends, or has it encrypted.
+/// A policy for what this host sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// What is sent there.
+    /// What is sent from there.
+    pub source: Prefix,
+    /// And there.
     pub destination: Prefix,
     /// To this port of UDP only, if there is one.
     pub port: Option<u16>,
-    /// Whether it blocks; else it wants IPsec.
-    pub blocks: bool,
+    /// Of several that fit, the one with the lowest number counts.
+    pub priority: u32,
+    /// What becomes of it.
+    pub decision: Decision,
+}
+
+/// What a policy wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// That the packet leaves as it is.
+    Passes,
+    /// That it leaves encrypted or authenticated.
+    WantsIpsec,
+    /// That it does not leave.
+    Blocks,
 }
 
 /// Whether this network namespace has a policy that is not one socket's own, or blocks packets that
@@ -77,7 +99,8 @@ pub async fn has_policies() -> Result<bool> {
     }
 }
 
-/// Those for UDP that this host sends by IPv4.
+/// Those for UDP that this host sends by IPv4. Those of an interface or a mark are none: the
+/// datagrams of weftd and of the kernel have no mark.
 pub async fn for_sent() -> Result<Vec<Policy>> {
     let answer = ask(GET_POLICY, NLM_F_DUMP).await?;
     Ok(answer.iter().filter_map(|message| policy(message)).collect())
@@ -87,16 +110,31 @@ fn policy(message: &[u8]) -> Option<Policy> {
     let info = message.get(HEADER_BYTES..HEADER_BYTES + POLICY_BYTES)?;
     let attributes = message.get(HEADER_BYTES + POLICY_BYTES..)?;
     let number = |at: usize| u16::from_be_bytes([info[at], info[at + 1]]);
-    let blocks = info[ACTION_AT] == BLOCK;
-    let mut attributes = NlasIterator::new(attributes).map_while(|attribute| attribute.ok());
+    let word = |at: usize| info[at..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+    let attributes = NlasIterator::new(attributes).map_while(|attribute| attribute.ok());
+    let kinds: Vec<_> = attributes.map(|attribute| attribute.kind()).collect();
     let is_meant = payload(message, POLICY).is_some()
         && info[DIRECTION_AT] == OUT
         && info[FAMILY_AT..].first_chunk() == Some(&u16::from(IPV4).to_ne_bytes())
         && [0, UDP].contains(&info[PROTOCOL_AT])
-        && (blocks || attributes.any(|attribute| attribute.kind() == TEMPLATE));
-    let to = Ipv4Addr::from(*info.first_chunk::<4>().filter(|_| is_meant)?);
-    let port = Some(number(PORT_AT)).filter(|_| number(PORT_MASK_AT) != 0);
-    Some(Policy { destination: Prefix::new(to, info[LENGTH_AT])?, port, blocks })
+        && word(INTERFACE_AT) == Some(0)
+        && !kinds.iter().any(|kind| [MARK, INTERFACE_ID].contains(kind));
+    let prefix = |address: usize, length: usize| {
+        let address = Ipv4Addr::from(*info[address..].first_chunk::<4>()?);
+        Prefix::new(address, info[length])
+    };
+    let decision = match info[ACTION_AT] {
+        BLOCK => Decision::Blocks,
+        _ if kinds.contains(&TEMPLATE) => Decision::WantsIpsec,
+        _ => Decision::Passes,
+    };
+    is_meant.then_some(Policy {
+        source: prefix(SOURCE_AT, SOURCE_LENGTH_AT)?,
+        destination: prefix(0, LENGTH_AT)?,
+        port: Some(number(PORT_AT)).filter(|_| number(PORT_MASK_AT) != 0),
+        priority: word(PRIORITY_AT)?,
+        decision,
+    })
 }
 
 fn request(question: u16, flags: u16) -> [u8; HEADER_BYTES + FLAG_BYTES] {
@@ -171,19 +209,36 @@ mod tests {
         };
         let at = |at: usize| HEADER_BYTES + at;
         let destination = "192.0.2.2/32".parse().unwrap();
-        let blocking = Policy { destination, port: None, blocks: true };
+        let source = "0.0.0.0/0".parse().unwrap();
+        let decision = Decision::Blocks;
+        let blocking = Policy { source, destination, port: None, priority: 0, decision };
         assert_eq!(read(&|_| {}), Some(blocking.clone()));
         let of_port =
             read(&|it| it[at(PORT_AT)..at(PORT_AT) + 4].copy_from_slice(&[32, 93, 255, 255]));
         assert_eq!(of_port, Some(Policy { port: Some(8285), ..blocking.clone() }));
         assert_eq!(read(&|it| it[at(DIRECTION_AT)] = 0), None, "for what arrives");
         assert_eq!(read(&|it| it[at(PROTOCOL_AT)] = 6), None, "for TCP");
-        assert_eq!(read(&|it| it[at(ACTION_AT)] = 0), None, "lets it pass");
+        let passes = read(&|it| it[at(ACTION_AT)] = 0);
+        assert_eq!(passes, Some(Policy { decision: Decision::Passes, ..blocking.clone() }));
+        let later = read(&|it| it[at(PRIORITY_AT)..][..4].copy_from_slice(&7_u32.to_ne_bytes()));
+        assert_eq!(later, Some(Policy { priority: 7, ..blocking.clone() }));
+        let of_net = read(&|it| {
+            it[at(SOURCE_AT)..][..4].copy_from_slice(&[192, 168, 9, 0]);
+            it[at(SOURCE_LENGTH_AT)] = 24;
+        });
+        let source = "192.168.9.0/24".parse().unwrap();
+        assert_eq!(of_net, Some(Policy { source, ..blocking.clone() }));
+        assert_eq!(read(&|it| it[at(INTERFACE_AT)] = 3), None, "of an interface");
+        for kind in [MARK, INTERFACE_ID] {
+            let of_a_tunnel =
+                |it: &mut Vec<u8>| it.extend([4, kind].map(u16::to_ne_bytes).concat());
+            assert_eq!(read(&of_a_tunnel), None, "of a VPN with an interface of its own");
+        }
         let wants_ipsec = read(&|it| {
             it[at(ACTION_AT)] = 0;
             it.extend([4_u16.to_ne_bytes(), TEMPLATE.to_ne_bytes()].concat());
         });
-        assert_eq!(wants_ipsec, Some(Policy { blocks: false, ..blocking }));
+        assert_eq!(wants_ipsec, Some(Policy { decision: Decision::WantsIpsec, ..blocking }));
     }
 
     #[test]

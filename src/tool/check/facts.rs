@@ -47,7 +47,7 @@ pub(super) struct Facts {
     /// Programs of this network namespace that are named weftd or flanneld, the daemon aside.
     pub(super) others: Vec<OtherDaemon>,
     pub(super) firewall: Option<Vec<Chain>>,
-    /// Why there is nothing in `firewall`.
+    /// Why there is nothing in `firewall`, or nothing of nft's rules.
     pub(super) firewall_error: String,
     pub(super) subnet_file: SubnetFacts,
     pub(super) directory: Option<Directory>,
@@ -162,6 +162,8 @@ pub(super) struct OtherDaemon {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct SubnetFacts {
     pub(super) is_there: bool,
+    /// Whether a weftd has run with it: flanneld locks none.
+    pub(super) has_lock: bool,
     /// Why it can't be read.
     pub(super) error: Option<String>,
     pub(super) says: Previous,
@@ -210,6 +212,16 @@ impl Facts {
     /// The firewall's rules, or why they can't be looked at.
     pub(super) fn firewall(&self) -> Result<&[Chain], Finding> {
         self.firewall.as_deref().ok_or_else(|| self.firewall_error.as_str().into())
+    }
+
+    /// That no rule drops this, as far as the rules could be read.
+    pub(super) fn nothing_drops(&self, what: &str) -> String {
+        match self.firewall_error.as_str() {
+            "" => format!("nothing surely drops {what}"),
+            why => {
+                format!("nothing of iptables surely drops {what}; nft's rules are unread: {why}")
+            }
+        }
     }
 
     /// The backend, once the daemon has one.

@@ -20,10 +20,11 @@ use crate::config::subnet_file::Previous;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
 use crate::host::listing::Listing;
+use crate::host::lock::lock_path;
 use crate::host::netlink::filters::{FilterPlace, Side, unusual_disciplines};
 use crate::host::netlink::policies::{for_sent, has_policies};
 use crate::host::netlink::{self, neighbours, routes};
-use crate::host::state::{EntryTable, Link, MacAddress, PathToHost, Route};
+use crate::host::state::{EntryTable, Link, MacAddress, PathToHost};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
@@ -39,9 +40,6 @@ const OWN_ROUTES_MAX: usize = 256;
 
 /// In shorter prefixes the second host exists.
 const POD_LENGTH_BITS_MAX: u8 = 29;
-
-/// `RT_TABLE_MAIN`.
-const MAIN_TABLE: u32 = 254;
 
 /// Addresses of this host, and of peers, whose owners are asked for.
 const ASKED_MAX: usize = 16;
@@ -86,7 +84,9 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
         facts.has_ipsec = has_policies().await.ok();
         facts.policies = for_sent().await.unwrap_or_default();
         match firewall().await {
-            Ok(chains) => facts.firewall = Some(chains),
+            Ok((chains, unread)) => {
+                (facts.firewall, facts.firewall_error) = (Some(chains), unread);
+            }
             Err(why) => facts.firewall_error = why,
         }
     })?;
@@ -105,16 +105,14 @@ async fn host(facts: &Facts) -> netlink::Result<Listing> {
 }
 
 /// Routes into parts of this host's subnet, of all tables, and what the kernel does with packets to
-/// an address of each. The main table's to all of it are the bridge's, and weftd's own behind that.
+/// an address of each.
 async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
     let subnet = facts.lease()?.subnet;
     let device = facts.comes_by().and_then(|name| facts.link(name));
     let from = facts.status()?.routes.first().map(|peer| first_pod(peer.subnet));
     let all = routes::of_all_tables(|to| subnet.covers(to)).await.ok()?;
-    let is_bridges = |table: u32, route: &Route| table == MAIN_TABLE && route.destination == subnet;
-    let parts = all.into_iter().filter(|(table, route)| !is_bridges(*table, route));
     let mut found = Vec::new();
-    for (table, route) in parts.take(OWN_ROUTES_MAX) {
+    for (table, route) in all.into_iter().take(OWN_ROUTES_MAX) {
         let destination = route.destination;
         let is_narrow = destination.length_bits() > POD_LENGTH_BITS_MAX;
         let to = if is_narrow { destination.network() } else { first_pod(destination) };
@@ -157,8 +155,15 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
         };
         let from = netlink::path_of_forwarded(host, local, index, 0).await;
         let (to, from) = (or_refused(to).ok()?, or_refused(from).ok()?);
+        // Packets may come by the interface by which this host sends.
+        let elsewhere = to.as_ref().ok().filter(|to| to.interface_index != index);
+        let from_refused = from.err().map(|error| match elsewhere {
+            None => why(&error),
+            Some(_) => {
+                format!("{}, if its packets come by {}", why(&error), facts.link_name(index))
+            }
+        });
         let to_refused = to.map_or_else(|error| Some(why(&error)), |to| ends_here(facts, host, to));
-        let from_refused = from.err().map(|error| why(&error));
         let pods_refused = pods_refused(facts, host, subnet).await;
         ways.push(PeerWay { host, to_refused, from_refused, pods_refused, is_alarming });
     }
@@ -253,8 +258,9 @@ fn sysctls() -> BTreeMap<String, u64> {
 
 fn subnet_file(path: &Path) -> SubnetFacts {
     let (is_there, read) = (path.exists(), Previous::read(path));
+    let has_lock = lock_path(path).is_ok_and(|lock| lock.exists());
     let error = read.as_ref().err().map(|error| with_causes(error));
-    SubnetFacts { is_there, error, says: read.unwrap_or_default() }
+    SubnetFacts { is_there, has_lock, error, says: read.unwrap_or_default() }
 }
 
 fn directory(subnet_file: &Path) -> Option<Directory> {
@@ -268,15 +274,18 @@ fn directory(subnet_file: &Path) -> Option<Directory> {
     })
 }
 
-/// The rules of both firewalls.
-async fn firewall() -> Result<Vec<Chain>, String> {
+/// The rules of both firewalls,
+/// and why nft's are not among them, if so: it shows those of iptables as well, but for
+/// iptables-legacy's.
+async fn firewall() -> Result<(Vec<Chain>, String), String> {
     let nft = output(NFT, &["-j", "list", "ruleset"]).await.and_then(|text| {
         firewall::nftables::parse(&text).ok_or_else(|| "nft answered no JSON".to_owned())
     });
     let iptables = output(IPTABLES_SAVE, &[]).await.map(|text| firewall::iptables::parse(&text));
     match (nft, iptables) {
-        (Ok(one), Ok(other)) => Ok([one, other].concat()),
-        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
+        (Ok(one), Ok(other)) => Ok(([one, other].concat(), String::new())),
+        (Ok(chains), Err(_)) => Ok((chains, String::new())),
+        (Err(error), Ok(chains)) => Ok((chains, error)),
         (Err(one), Err(other)) => Err(format!("{one}; {other}")),
     }
 }

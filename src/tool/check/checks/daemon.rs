@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::facts::{DaemonState, Facts, UdpSocket};
+use super::super::facts::{DaemonState, Facts, SubnetFacts, UdpSocket};
 use super::super::finding::{Checked, failed, skipped, warning, well};
 use crate::control::clock::format_go_duration;
 use crate::route::Prefix;
@@ -61,9 +61,10 @@ pub(super) fn answers(facts: &Facts) -> Checked {
     }
 }
 
-/// Whether a daemon ran here that is gone.
+/// Whether a weftd ran here that is gone.
 fn is_left(facts: &Facts) -> bool {
-    facts.subnet_file.is_there && facts.rivals().next().is_none()
+    let SubnetFacts { is_there, has_lock, .. } = facts.subnet_file;
+    is_there && has_lock && facts.rivals().next().is_none()
 }
 
 pub(super) fn state(facts: &Facts) -> Checked {

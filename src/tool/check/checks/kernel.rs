@@ -8,7 +8,7 @@ use super::super::firewall::{
     BRIDGED, FORWARDED, FORWARDED_ON, Hook, Packet, RECEIVED, SENT, dropped_by, may_drop,
 };
 use super::network::{bridges, external_name, strangers};
-use crate::host::netlink::policies::Policy;
+use crate::host::netlink::policies::{Decision, Policy};
 use crate::route::Prefix;
 
 /// Of a setting below `/proc/sys`.
@@ -79,11 +79,15 @@ pub(super) fn conntrack(facts: &Facts) -> Checked {
 }
 
 pub(super) fn ipsec(facts: &Facts) -> Checked {
+    let own = facts.lease().map(|lease| lease.public_ip);
     let takes = |host: Ipv4Addr| {
         let is_met = |it: &&Policy| {
-            it.destination.contains(host) && it.port.is_none_or(|port| Some(port) == facts.port())
+            it.destination.contains(host)
+                && own.is_none_or(|own| it.source.contains(own))
+                && it.port.is_none_or(|port| Some(port) == facts.port())
         };
-        Some((host, facts.policies.iter().find(is_met)?.blocks))
+        let first = facts.policies.iter().filter(is_met).min_by_key(|it| it.priority)?;
+        (first.decision != Decision::Passes).then_some((host, first.decision == Decision::Blocks))
     };
     if let Some((host, blocks)) = facts.alarming().find_map(takes) {
         return match blocks {
@@ -142,7 +146,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
         return warning(rule, cure);
     }
     match peers.into_iter().find_map(|peer| may_drop(chains, hooks, &packet(Some(peer)))) {
-        None => Ok(format!("nothing surely drops UDP port {port} there")),
+        None => Ok(facts.nothing_drops(&format!("UDP port {port} there"))),
         Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "the tunnel sends or gets"),
     }
 }
@@ -200,7 +204,7 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
         );
     }
     match ways.iter().find_map(|(hooks, packet, _)| may_drop(chains, hooks, packet)) {
-        None => Ok(format!("nothing surely drops what is for {network}")),
+        None => Ok(facts.nothing_drops(&format!("what is for {network}"))),
         Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "pods get or send"),
     }
 }

@@ -189,7 +189,12 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
         let cure = format!("ip address add {address} dev {name}, or let the runtime make it anew.");
         return failed(format!("{name} has no address"), cure);
     }
-    if !host.routes.iter().any(|route| subnet.covers(route.destination)) {
+    let is_to_pods = |route: &Route| {
+        let is_to_bridge = |hop: &NextHop| hop.interface_index == link.id.index;
+        subnet.covers(route.destination) && route.next_hops.iter().any(is_to_bridge)
+            || is_to_a_pod(facts, subnet, route)
+    };
+    if !host.routes.iter().any(is_to_pods) {
         return failed(format!("no route leads into {subnet}, such as to {name}"), again);
     }
     if facts.sysctl(&format!("net/ipv4/conf/{name}/forwarding")) == Some(0) {
@@ -257,9 +262,11 @@ pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<Str
 /// Routes that the kernel follows, and by which packets for some of this host's pods do not reach
 /// them, as text. A pod may have a route of its own, to its link.
 fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
+    let has_bridge = bridges(facts, host, subnet).next().is_some();
     let is_pods_link = |route: &Route, index: u32| {
         let is_bridge = bridges(facts, host, subnet).any(|link| link.id.index == index);
-        is_bridge || may_be_of_pods(facts, index) && route.destination.length_bits() == 32
+        let is_whole = route.destination == subnet || route.destination.length_bits() == 32;
+        is_bridge || may_be_of_pods(facts, index) && is_whole
     };
     let leads_away = |OwnRoute { route, path, .. }: &&OwnRoute| match (route.kind, path) {
         (RouteKind::Unicast, Some(path)) => route.next_hops.iter().any(|hop| {
@@ -272,6 +279,8 @@ fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
             let has_address = host.addresses.iter().any(|it| it.address == address);
             facts.link_name(path.interface_index) == "lo" && !has_address
         }
+        // weftd's own blackhole is behind the bridge's route, and alone before there is a bridge.
+        (RouteKind::BLACKHOLE, None) if route.destination == subnet => has_bridge,
         (RouteKind::BLACKHOLE | RouteKind::UNREACHABLE | RouteKind::PROHIBIT, None) => true,
         (RouteKind::Unicast | RouteKind::Other(_), _) => false,
     };

@@ -17,7 +17,7 @@ use crate::backend_kind::BackendKind;
 use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
 use crate::host::listing::Listing;
-use crate::host::netlink::policies::Policy;
+use crate::host::netlink::policies::{Decision, Policy};
 use crate::host::state::{
     Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol, Vxlan,
 };
@@ -192,7 +192,7 @@ fn well(kind: BackendKind) -> Facts {
     facts.udp_sockets = Some(vec![socket([192, 0, 2, 1], DAEMON)]);
     let (network, subnet) = (prefix("10.5.0.0/16"), prefix("10.5.1.0/24"));
     let says = Previous { network, subnet, mtu_bytes: Some(mtu), ..Previous::default() };
-    facts.subnet_file = SubnetFacts { is_there: true, error: None, says };
+    facts.subnet_file = SubnetFacts { is_there: true, has_lock: true, error: None, says };
     facts
 }
 
@@ -273,7 +273,9 @@ fn alarm(facts: &mut Facts) {
 }
 
 fn policy(blocks: bool) -> Policy {
-    Policy { destination: "192.0.2.0/24".parse().unwrap(), port: Some(8285), blocks }
+    let decision = if blocks { Decision::Blocks } else { Decision::WantsIpsec };
+    let [source, destination] = ["0.0.0.0/0", "192.0.2.0/24"].map(|it| it.parse().unwrap());
+    Policy { source, destination, port: Some(8285), priority: 9, decision }
 }
 
 /// Who answers for 192.0.2.N, of which 1 is this host.
@@ -398,6 +400,10 @@ const OF_THE_HOST: &[Wrong] = &[
     ("pod-bridge", Judged::Failed, "no route leads into 10.5.1.0/24", |it| {
         host(it).routes.retain(|route| route.next_hops[0].interface_index != 4);
     }),
+    ("pod-bridge", Judged::Failed, "no route leads into 10.5.1.0/24", |it| {
+        let route = host(it).routes.iter_mut().find(|it| it.next_hops[0].interface_index == 4);
+        route.unwrap().next_hops[0].interface_index = 2;
+    }),
     ("pod-bridge", Judged::Failed, "cni0.forwarding is 0", |it| {
         it.sysctls.insert("net/ipv4/conf/cni0/forwarding".to_owned(), 0);
     }),
@@ -467,6 +473,13 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("foreign-routes", Judged::Failed, "10.5.1.9/32 to nowhere", |it| {
         let route = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.9/32", 0, None) };
+        it.own_routes = vec![OwnRoute { table: 254, route, path: None }];
+    }),
+    ("foreign-routes", Judged::Failed, "10.5.1.0/24 dev eth0 (table 254)", |it| {
+        it.own_routes = vec![own_route(254, route("10.5.1.0/24", 2, Some("192.0.2.9")), 2)];
+    }),
+    ("foreign-routes", Judged::Failed, "10.5.1.0/24 to nowhere", |it| {
+        let route = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/24", 0, None) };
         it.own_routes = vec![OwnRoute { table: 254, route, path: None }];
     }),
     ("address-overlap", Judged::Warning, "lo has 10.5.1.7", |it| {
@@ -612,6 +625,11 @@ fn what_leads_to_pods_takes_none_away() {
         own_route(255, broadcast, 4),
     ];
     assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok);
+    let mut podless = well(BackendKind::Udp);
+    host(&mut podless).links.remove(3);
+    let blackhole = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/24", 0, None) };
+    podless.own_routes = vec![OwnRoute { table: 254, route: blackhole, path: None }];
+    assert_eq!(judge("foreign-routes", &podless).verdict, Judged::Ok, "weftd's own, before pods");
     facts.own_routes = vec![own_route(255, local("10.5.1.7/32"), 1)];
     assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Failed, "nobody has the address");
     host(&mut facts).addresses[1].address = [10, 5, 1, 254].into();
@@ -643,6 +661,16 @@ fn what_is_usual_is_no_fault() {
     let lately = [("own-subnet".to_owned(), Lately::default())];
     said(&mut bridgeless).drops_lately = Some(lately.into());
     assert_eq!(judge("pod-bridge", &bridgeless).verdict, Judged::Ok, "pods have no bridge");
+
+    let mut behind = well(BackendKind::Udp);
+    alarm(&mut behind);
+    let anothers = "192.168.9.0/24".parse().unwrap();
+    behind.policies = vec![
+        policy(true),
+        Policy { decision: Decision::Passes, priority: 1, ..policy(true) },
+        Policy { source: anothers, priority: 0, ..policy(true) },
+    ];
+    assert_eq!(judge("ipsec-policies", &behind).verdict, Judged::Ok, "one in front lets it pass");
 
     facts.policies = vec![policy(true)];
     facts.filters = vec![filter(true)];

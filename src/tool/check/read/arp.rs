@@ -41,7 +41,8 @@ pub(super) fn who_has(
         if left.is_zero() {
             return Ok(answers);
         }
-        socket.set_read_timeout(Some(left))?;
+        // The kernel takes less than a microsecond for no time-out.
+        socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         let Ok(PACKET_BYTES) = (&socket).read(&mut packet) else { continue };
         if let Some((address, mac)) = answer(&packet).filter(|(address, _)| asked.contains(address))
         {
