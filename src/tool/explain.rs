@@ -87,7 +87,10 @@ pub(super) fn run(
         };
         steps.extend(step);
     }
-    let goes = leaves && !host.is_in_vain(question.destination);
+    let is_others = host.kind.carried_by() == CarriedBy::Others;
+    let ends = [question.source, question.destination];
+    let is_known = !is_others || ends.into_iter().all(|end| host.owner(end).is_none());
+    let goes = leaves && is_known && !host.is_in_vain(question.destination);
     Ok(Explained { schema: SCHEMA, question, goes, leaves, steps, not_considered: NOT_CONSIDERED })
 }
 
@@ -266,9 +269,8 @@ impl<'a> ThisHost<'a> {
         }
         let sent = match self.kind.carried_by() {
             CarriedBy::Workers => self.sent(question, length_bytes.min(path_mtu_bytes), peer)?,
-            CarriedBy::Kernel | CarriedBy::Others => {
-                format!("the kernel carries it ({})", self.kind)
-            }
+            CarriedBy::Kernel => format!("the kernel carries it ({})", self.kind),
+            CarriedBy::Others => self.unknown(destination),
         };
         if !peer.state.is_alarming() {
             return Ok(sent);
@@ -309,8 +311,10 @@ impl<'a> ThisHost<'a> {
 
     /// A packet of another host's pods, which that host sends as it should.
     fn inward(&self, question: &Question, steps: &mut Vec<String>) -> LastStep {
-        if self.kind.carried_by() != CarriedBy::Workers {
-            return Ok(format!("the kernel delivers it ({})", self.kind));
+        match self.kind.carried_by() {
+            CarriedBy::Workers => {}
+            CarriedBy::Kernel => return Ok(format!("the kernel delivers it ({})", self.kind)),
+            CarriedBy::Others => return Ok(self.unknown(question.destination)),
         }
         let owner = self.owner(question.source);
         steps.extend(owner.map(|owner| leased(question.source, owner)));
@@ -327,6 +331,15 @@ impl<'a> ThisHost<'a> {
             Ok(_) => Ok("received from there, it is delivered to the host's routes".to_owned()),
             Err(refusal) => Err(dropped(refusal.reason)),
         }
+    }
+
+    /// Of what weftd has no part in.
+    fn unknown(&self, destination: Ipv4Addr) -> String {
+        format!(
+            "what carries it is not weftd ({}), which does not know whether it goes: `ip route get \
+             {destination}` shows the kernel's route",
+            self.kind
+        )
     }
 
     fn local(&self, is_strict: bool) -> Local {
@@ -446,6 +459,15 @@ mod tests {
         }
         let (text, goes) = answered(BackendKind::Vxlan, (POD, "10.5.2.7"), 84, true);
         assert!(text.contains("vxlan") && goes, "{text}");
+        for (words, expected) in [
+            ((POD, "10.5.2.7"), false),
+            (("10.5.2.7", POD), false),
+            ((POD, "10.5.1.7"), true),
+            ((POD, "8.8.8.8"), true),
+        ] {
+            let (text, goes) = answered(BackendKind::Alloc, words, 84, true);
+            assert_eq!(goes, expected, "weftd has no part in it: {text}");
+        }
     }
 
     /// It is asked as if they came by the pods' interface and by the peer's.

@@ -89,10 +89,14 @@ fn place(errno: Errno, host: Ipv4Addr, port: Option<u16>) -> String {
         Errno::PERM => output_rules(port),
         // Also of what a socket may not send to (`udp_sendmsg`, net/ipv4/udp.c).
         Errno::ACCESS => format!(
-            "`ip route get {host}`: is it a link's broadcast address, so that the lease has a \
-             wrong PublicIP, or does a rule (`ip rule`) or route prohibit it?"
+            "`ip route get {host}`, and the same to its subnet: does a rule (`ip rule`) or route \
+             prohibit it, perhaps for this host's own packets alone, or is {host} a link's \
+             broadcast address, so that the lease has a wrong PublicIP?"
         ),
-        _ => format!("this host's routes and rules (`ip route get {host}`, `ip rule`)"),
+        _ => format!(
+            "this host's routes and rules (`ip route get {host}`, the same to its subnet, and `ip \
+             rule`)"
+        ),
     }
 }
 
