@@ -143,6 +143,13 @@ const OF_THE_HOST: &[Broken] = &[
         "ip route del blackhole $OWN_SUBNET/25",
     ),
     here(
+        "this host's own pods are led elsewhere",
+        Screen::Check,
+        "to nowhere (a blackhole or the like) (table 254), of",
+        "ip route replace blackhole $OWN_SUBNET/24",
+        "ip route replace $OWN_SUBNET/24 dev pod0",
+    ),
+    here(
         "a route of another table takes this host's own subnet",
         Screen::Check,
         "dev wire0 (table 100)",
