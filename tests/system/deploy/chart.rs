@@ -134,7 +134,16 @@ fn without_values_the_chart_is_the_manifest() {
     let mut manifest = objects(&text("kubernetes/weft.yml"));
     // helm makes the namespace that it is told, or finds it.
     manifest.remove("Namespace kube-flannel");
-    let chart = rendered(&[]);
+    let mut chart = rendered(&[]);
+    // flannel's chart and flannel's manifest differ in this too.
+    let tolerations = |objects: &mut Objects| {
+        let daemons = objects.get_mut("DaemonSet kube-flannel-ds").unwrap();
+        daemons["spec"]["template"]["spec"]["tolerations"].take()
+    };
+    let tolerated = |effect: &str| json!({ "effect": effect, "operator": "Exists" });
+    let (execute, schedule) = (tolerated("NoExecute"), tolerated("NoSchedule"));
+    assert_eq!(tolerations(&mut chart), json!([execute, schedule]), "of the chart");
+    assert_eq!(tolerations(&mut manifest), json!([schedule]), "of the manifest");
     for (name, object) in &manifest {
         assert_eq!(chart.get(name), Some(object), "{name}: left the chart, right the manifest");
     }
