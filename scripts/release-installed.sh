@@ -70,8 +70,8 @@ bash -n /usr/share/bash-completion/completions/weft || fail "completions of bash
 [[ $(systemctl is-active weftd) == inactive ]] || fail "weftd was started by the installation"
 [[ $(systemctl is-enabled weftd) == disabled ]] || fail "weftd was enabled by the installation"
 [[ $(stat -c %a /etc/default/weftd) == 600 ]] || fail "the mode of /etc/default/weftd"
+[[ $(stat -c %a "$STORE") == 755 ]] || fail "the mode of $STORE"
 
-mkdir -p "$STORE"
 echo '{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}' >"$STORE/config"
 echo 'FLANNELD_LOCAL_STORE=/var/lib/weft' >>/etc/default/weftd
 echo 'FLANNELD_IFACE=eth9' >>/etc/default/weftd

@@ -56,9 +56,12 @@ fn unit_has_promised_restarts_and_order() {
         ("RuntimeDirectoryPreserve", "yes"),
         ("OOMScoreAdjust", "-900"),
         ("DeviceAllow", "/dev/net/tun rw"),
+        ("RequiresMountsFor", "/var/lib/weft"),
     ] {
         assert_eq!(settings(&unit, name), [value], "{name} of weftd.service");
     }
+    assert!(settings(&unit, "ReadWritePaths").contains(&"-/var/lib/weft"));
+    assert!(settings(&unit, "StateDirectory").is_empty(), "systemd fails with it on NFS");
     assert!(settings(&unit, "Before")[0].contains("docker.service"));
 }
 
