@@ -285,6 +285,6 @@ fn docker_s_options_follow_a_lease_in_etcd() {
         assert_eq!(written, expected.replace(&MTU.to_string(), &mtu.to_string()));
     }
     let unit = host.run("cat /etc/systemd/system/docker.service.d/weft.conf");
-    assert!(unit.contains("EnvironmentFile=/run/docker_opts.env"), "{unit}");
+    assert!(unit.contains("EnvironmentFile=-/run/docker_opts.env"), "{unit}");
     assert!(unit.contains("$DOCKER_OPTS"), "{unit}");
 }
