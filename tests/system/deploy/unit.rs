@@ -52,6 +52,7 @@ fn unit_has_promised_restarts_and_order() {
     for (name, value) in [
         ("Type", "notify"),
         ("Restart", "on-failure"),
+        ("TimeoutStartSec", "90"),
         ("RuntimeDirectory", "flannel"),
         ("RuntimeDirectoryPreserve", "yes"),
         ("OOMScoreAdjust", "-900"),
