@@ -51,6 +51,25 @@ peer_up() {
     soon "lease of the peer" test -s /tmp/peer/subnet.env
 }
 
+# docker_up DROP_IN: a program that has nothing to do with weft, by Docker's name and with its drop-in.
+docker_up() {
+    local units=/run/systemd/system
+    mkdir -p "$units/docker.service.d"
+    printf '[Service]\nExecStart=/bin/false\n' >"$units/docker.service"
+    sed 's/^ExecStart=dockerd .*/ExecStart=sleep infinity/' "$1" \
+        >"$units/docker.service.d/weft.conf"
+    systemctl daemon-reload
+    systemctl enable --quiet weft-docker-opts
+    systemctl start docker || fail "Docker does not start with weft"
+    [[ -s /run/docker_opts.env ]] || fail "Docker was started without its options"
+}
+
+docker_down() {
+    systemctl stop docker weft-docker-opts
+    rm -r /run/systemd/system/docker.service*
+    systemctl daemon-reload
+}
+
 # lost: of the pings in /tmp/pings, how many got an answer and how many none. What was on its way at
 # the end does not count.
 lost() {
@@ -99,8 +118,15 @@ read -r answered lost < <(lost)
 ((answered >= 10 && lost == 0)) || fail "upgrade: $answered pings answered, $lost lost"
 echo "upgrade: $answered pings answered, $lost lost"
 
+docker_up /usr/share/doc/weft/deploy/systemd/docker-weft.conf
+docker=$(systemctl show docker -p MainPID --value)
 dpkg -r weft >/dev/null
 [[ ! -e /usr/bin/weftd && ! -e /proc/$second ]] || fail "weftd is still there"
+[[ $(systemctl show docker -p MainPID --value) == "$docker" ]] || fail "the removal stopped Docker"
+# As after a boot.
+rm /run/docker_opts.env
+systemctl restart docker || fail "Docker does not start without weft"
+docker_down
 [[ -e /etc/default/weftd ]] || fail "the removal took the configuration"
 ip link show flannel0 >/dev/null 2>&1 && fail "the removal left the tunnel"
 dpkg -i "$new" >/dev/null
