@@ -80,16 +80,25 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
 }
 
 /// Waits for the rules that `keep` sets, though not for long; an error if a start can't do without.
+/// Once the firewall has `refused` them, waits for the end of that: a weftd that hands over must
+/// not be gone by then.
 pub(super) async fn settled(
-    keep: Pin<&mut impl Future<Output = RuleError>>,
+    mut keep: Pin<&mut impl Future<Output = RuleError>>,
     mut state: watch::Receiver<Kept>,
+    mut refused: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let settled = timeout(PATIENCE, state.wait_for(|state| state.settled));
     let is_late = tokio::select! {
-        error = keep => return Err(fatal(error)),
+        error = keep.as_mut() => return Err(fatal(error)),
         settled = settled => settled.is_err(),
     };
     if is_late {
+        tokio::select! {
+            error = keep => return Err(fatal(error)),
+            _ = refused.wait_for(|is_refused| !is_refused) => {}
+        }
+    }
+    if is_late && !state.borrow().settled {
         info!("starting without the firewall rules: they are still being set");
     }
     Ok(())

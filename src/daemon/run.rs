@@ -300,11 +300,11 @@ async fn work(
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
-    // Rules that were set are checked.
+    let refused = reconciler.refused();
     let trigger = before.as_ref().map_or(Trigger::Start, |_| Trigger::Resync);
     let mut keep_rules = std::pin::pin!(reconciler.run(trigger));
     manager.status().start_is_at(Some("setting the rules"));
-    rules::settled(keep_rules.as_mut(), rule_state.clone()).await?;
+    rules::settled(keep_rules.as_mut(), rule_state.clone(), refused).await?;
     let port_guard = PortGuard::new(options.rules, &plan, previous);
     if before.is_none() {
         port_guard.check().await?;

@@ -86,6 +86,8 @@ pub struct RuleReconciler {
     /// While rules of an earlier run may be left in the other firewall.
     other: Option<LogOnce>,
     state: watch::Sender<Kept>,
+    /// Whether the firewall refused the last attempt of a start, and is asked again.
+    refused: watch::Sender<bool>,
 }
 
 impl RuleReconciler {
@@ -99,12 +101,18 @@ impl RuleReconciler {
             logged: LogOnce::default(),
             other: Some(LogOnce::default()),
             state: watch::Sender::new(Kept::default()),
+            refused: watch::Sender::new(false),
         }
     }
 
     /// The state of the rules, and each change of it.
     pub fn state(&self) -> watch::Receiver<Kept> {
         self.state.subscribe()
+    }
+
+    /// Whether the firewall refused the last attempt of a start: [`Self::run`] may end with that.
+    pub fn refused(&self) -> watch::Receiver<bool> {
+        self.refused.subscribe()
     }
 
     /// For a report: the firewall and the state of the rules; `None` without rules.
@@ -127,7 +135,10 @@ impl RuleReconciler {
             let begun = tokio::time::Instant::now();
             let mut pause = None;
             match self.reconcile(trigger).await {
-                Ok(_) => trigger = Trigger::Resync,
+                Ok(_) => {
+                    trigger = Trigger::Resync;
+                    self.refused.send_replace(false);
+                }
                 Err(error) => {
                     refusals += u32::from(!error.is_passing());
                     let is_final = error.is_missing_program() || refusals >= START_ATTEMPTS_MAX;
@@ -135,6 +146,8 @@ impl RuleReconciler {
                     if is_starting && is_final && is_required {
                         return error;
                     }
+                    let is_undecided = is_starting && !is_final && is_required;
+                    self.refused.send_replace(is_undecided && !error.is_passing());
                     self.logged.once(&with_causes(&error), |text| {
                         error!("Failed to ensure {} rules: {text}; retrying", self.flavour.name());
                     });

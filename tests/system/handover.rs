@@ -1,8 +1,9 @@
 //! A tunnel that one weftd hands to the next, by itself or by way of the service manager: what the
 //! workers carry is not lost either.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -302,6 +303,21 @@ fn a_failed_take_over_where_the_kernel_carries() {
     let mut next = overlay.lab.hosts[0].spawn(&argv);
     assert!(!next.wait(PATIENCE).success(), "{}", next.output());
     wait_until(PATIENCE, "the first weftd is back again", || is_ready(&overlay));
+    assert!(overlay.daemons[0].ended().is_none());
+    // Or rules that the firewall refuses, which is final at the third attempt only.
+    let programs = overlay.files().join("refusing");
+    fs::create_dir(&programs).expect("a directory of the test");
+    for program in ["iptables", "iptables-save", "iptables-restore"] {
+        let path = programs.join(program);
+        fs::write(&path, "#!/bin/sh\n/bin/sleep 0.1\nexit 2\n").expect("a file of the test");
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("a file of the test");
+    }
+    let path = format!("PATH={}", programs.display());
+    argv[1] = &path;
+    let mut next = overlay.lab.hosts[0].spawn(&argv);
+    assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+    assert!(!next.output().contains("Running backend"), "{}", next.output());
+    wait_until(PATIENCE, "the first weftd is back for good", || is_ready(&overlay));
     assert!(overlay.daemons[0].ended().is_none());
     take_over(&mut overlay, &[]);
 }
