@@ -212,6 +212,33 @@ async fn recreated_node_is_annotated_again() {
     running.assert_running("the own Node was made again");
 }
 
+#[tokio::test]
+async fn a_node_that_cannot_be_written_shows_in_the_status() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let running = Host::new(&api, "n1").await.start(1).await;
+    eventually("the watch is open", || api.watches() == 1).await;
+    let refused = || running.manager.status().read().refused().unwrap_or_default();
+    for (code, count) in [(403, 1), (500, 3)] {
+        for _ in 0..count {
+            api.fail(What::Patch, Fault::Status(code, None));
+        }
+        api.edit("n1", |node| {
+            node["metadata"]["annotations"][format!("{PREFIX}public-ip")] = "203.0.113.9".into();
+        });
+        eventually("the failure shows", || refused().contains(&code.to_string())).await;
+        eventually("it is over", || refused().is_empty()).await;
+        assert_eq!(said(&api, "n1"), udp("192.0.2.1"), "over before the Node was written");
+        // Changed within the pause after a write, it makes the next pauses longer.
+        sleep(Duration::from_secs(1)).await;
+    }
+    api.delete_node("n1");
+    eventually("the Node's end shows", || !refused().is_empty()).await;
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    eventually("the Node is back", || refused().is_empty()).await;
+    running.assert_running("the own Node could not be written");
+}
+
 fn condition(api: &KubeApi) -> Option<Value> {
     let node = api.node("n1");
     let conditions = node["status"]["conditions"].as_array()?;

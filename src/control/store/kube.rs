@@ -48,6 +48,9 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration:
 /// How long a refusal to show the own pod is not final: a server that starts forbids everything
 /// until it has read its roles, a second or two.
 const REFUSED_MAX: Duration = Duration::from_secs(10);
+/// Failures in a row to write the own Node before the status says so, if the API can be read: a
+/// server that is replaced fails once or twice.
+const FAILURES_TOLD: u32 = 3;
 
 const WRITING: &str = "writing the own Node";
 
@@ -283,7 +286,7 @@ impl KubeStore {
     pub(in crate::control) async fn keep(&self, status: &ControlStatus) -> Infallible {
         let mut backoff = Backoff::between(RETRY_PAUSE);
         let (mut told, mut failures) = (Step::Rest, LogOnce::default());
-        let mut overwrites = LogOnce::default();
+        let (mut overwrites, mut failed) = (LogOnce::default(), 0_u32);
         loop {
             if let Some(wrong) = self.own.wrong_overwrite() {
                 overwrites.once(&wrong, |text| {
@@ -296,8 +299,13 @@ impl KubeStore {
             }
             match self.write_step().await {
                 // A pause, in case somebody keeps changing it back.
-                Ok(Step::Annotate { .. } | Step::TellUp(_)) => sleep(backoff.next_wait()).await,
+                Ok(Step::Annotate { .. } | Step::TellUp(_)) => {
+                    failed = 0;
+                    status.edit().refused_write = None;
+                    sleep(backoff.next_wait()).await;
+                }
                 Ok(step) => {
+                    failed = 0;
                     backoff = Backoff::between(RETRY_PAUSE);
                     self.tell(step, &mut told, status);
                     self.own.changed.notified().await;
@@ -306,13 +314,15 @@ impl KubeStore {
                     failures.once(&with_causes(&error), |text| {
                         warn!("Cannot write the own Node, retrying: {text}");
                     });
+                    failed = failed.saturating_add(1);
+                    note_failure(&error, failed, status);
                     sleep(backoff.next_wait()).await;
                 }
             }
         }
     }
 
-    /// Logs once what became of the own Node.
+    /// Notes in the status what became of the own Node, and logs it once.
     fn tell(&self, step: Step, told: &mut Step, status: &ControlStatus) {
         let Some((held, _)) = self.own.held() else { return };
         let node = &self.own.name;
@@ -320,6 +330,9 @@ impl KubeStore {
         let mut state = status.edit();
         (state.store.subnet_refused, state.store.refused_subnet) =
             (refused.is_some(), refused.flatten());
+        let awaited = if let Step::Await(why) = &step { Some(why) } else { None };
+        let no_way = |why| format!("the Node {node:?} {why}: other nodes may have no way here");
+        state.refused_write = awaited.map(no_way);
         drop(state);
         if step == *told {
             return;
@@ -339,6 +352,16 @@ impl KubeStore {
             ),
         }
         *told = step;
+    }
+}
+
+/// Notes in the status that the own Node cannot be written, as `failed` tries in a row say.
+fn note_failure(error: &StoreError, failed: u32, status: &ControlStatus) {
+    let mut state = status.edit();
+    let is_refused = matches!(error, StoreError::Refused { .. });
+    // An API that is away is no refusal, and whoever reads it says so.
+    if is_refused || (failed >= FAILURES_TOLD && state.store.up) {
+        state.refused_write = Some(error.to_string());
     }
 }
 
