@@ -273,7 +273,12 @@ impl Machine {
         let resync = if let Follow::Waiting { at } = self.follow { Some(at) } else { None };
         let requests = [Some(self.relist_at), resync, self.renew_at, self.own_entry.due()];
         let requests = requests.into_iter().filter(|_| self.asked == Asked::Nothing);
-        requests.chain([self.publish_at, self.stale.next_end()]).flatten().min()
+        requests.chain([self.publish_at, self.next_release()]).flatten().min()
+    }
+
+    /// When a grace period ends. None does in an outage: who is back cannot be known then.
+    fn next_release(&self) -> Option<Duration> {
+        self.stale.next_end().filter(|_| self.outage.is_none())
     }
 
     /// Whether changes may be brought now. Between the request for a listing and its answer they
@@ -291,7 +296,7 @@ impl Machine {
         if self.relist_at <= self.now.boot && !lists_next {
             self.plan_relist();
         }
-        let ended = self.stale.next_end().is_some_and(|at| at <= self.now.boot);
+        let ended = self.next_release().is_some_and(|at| at <= self.now.boot);
         let due = self.publish_at.is_some_and(|at| at <= self.now.boot);
         if (due || ended) && self.own_entry != OwnEntry::Lost {
             self.publish();
@@ -377,7 +382,7 @@ impl Machine {
         let (mut peers, rejected) = peers::select(self.mirror.values(), own, *network);
         let unused = self.unreadable.values().cloned().chain(rejected).collect();
         self.commands.push(Command::Unused(unused));
-        if let Some(released) = self.stale.join(&mut peers, self.now.boot) {
+        if let Some(released) = self.stale.join(&mut peers, self.now.boot, self.outage.is_some()) {
             let (Released { leased, over }, left) = (released, self.stale.len());
             let level = if over > 0 { Level::WARN } else { Level::INFO };
             let text = format!(

@@ -357,7 +357,11 @@ impl Machine {
     }
 
     fn on_recovery(&mut self) {
-        if let Some(outage) = self.outage.take().filter(|outage| outage.reported) {
+        let Some(outage) = self.outage.take() else { return };
+        // The others have to register again, too, and try that as often as this node.
+        let rest = self.timing.renew_retry.min(self.timing.stale_hold);
+        self.stale.prolong(self.now.boot + rest);
+        if outage.reported {
             self.quiet_until = self.now.boot + REPORT_PAUSE;
             let seconds = (self.now.boot - outage.since).as_secs();
             self.info(format!("The lease store answers again after {seconds} s"));

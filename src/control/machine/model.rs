@@ -39,6 +39,8 @@ use store::SimStore;
 const SCHEDULES: u64 = 2_000;
 const TTL: Duration = Duration::from_secs(60);
 const MARGIN: Duration = Duration::from_secs(15);
+/// Pause after a failed renewal, and rest of a hold after an outage.
+const RETRY: Duration = Duration::from_secs(5);
 const STALE_HOLD: Duration = Duration::from_secs(30);
 /// Listing, expiry of what nobody renews, and the end of a hold, one after the other.
 const SETTLING: Duration = Duration::from_secs(72 + 60 + 30 + 8);
@@ -53,7 +55,7 @@ fn timing() -> Timing {
     Timing {
         lease_ttl: TTL,
         renew_margin: MARGIN,
-        renew_retry: Duration::from_secs(5),
+        renew_retry: RETRY,
         relist_period: Duration::from_secs(60),
         stale_hold: STALE_HOLD,
         ..Timing::default()

@@ -60,16 +60,26 @@ impl Stale {
         self.held.entry(lease.subnet).or_insert((lease, until));
     }
 
-    /// Adds the held peers to `peers`, after releasing those that `peers` replace and those whose
-    /// time is over. Returns what there is to log about it.
-    pub(super) fn join(&mut self, peers: &mut Peers, now: Duration) -> Option<Released> {
+    /// Holds the peers until `least` at least.
+    pub(super) fn prolong(&mut self, least: Duration) {
+        self.held.values_mut().for_each(|(_, until)| *until = least.max(*until));
+    }
+
+    /// Adds the held peers to `peers`, after releasing those that `peers` replace and, unless the
+    /// store `is_away`, those whose time is over. Returns what there is to log about it.
+    pub(super) fn join(
+        &mut self,
+        peers: &mut Peers,
+        now: Duration,
+        is_away: bool,
+    ) -> Option<Released> {
         if self.held.is_empty() {
             return None;
         }
         let unlogged = &mut self.unlogged;
         self.held.retain(|subnet, (_, until)| {
             let leased = peers::overlapping(peers, *subnet).is_some();
-            let over = *until <= now;
+            let over = *until <= now && !is_away;
             unlogged.leased += usize::from(leased);
             unlogged.over += usize::from(over && !leased);
             !leased && !over

@@ -154,6 +154,26 @@ fn a_few_deletions_are_administration() {
 }
 
 #[test]
+fn a_grace_period_outlasts_an_outage() {
+    let timing = Timing { stale_hold: Duration::from_secs(90), ..Timing::default() };
+    let mut machine = watching(timing);
+    let changes = [1, 2, 3, 4].map(|third| deleted(third, 11)).to_vec();
+    machine.handle(Event::Changed(Ok(changes)), at(10));
+    assert_eq!(counts(&machine.handle(Event::Timer, at(11))), Some((4, 4)));
+    let down = StoreError::unavailable("test", "");
+    machine.handle(Event::Changed(Err(down)), at(12));
+    let commands = machine.handle(Event::Timer, at(150));
+    assert_eq!((machine.stale.len(), counts(&commands)), (4, None), "{commands:?}");
+    assert_ne!(machine.next_wake(), Some(Duration::from_secs(10 + 90)), "for nothing");
+    machine.handle(Event::Opened(Ok(())), at(150));
+    machine.handle(Event::Changed(Ok(vec![Change::Live { revision: 11 }])), at(151));
+    machine.handle(Event::Timer, at(210));
+    assert_eq!(machine.stale.len(), 4, "nobody had time to register again");
+    machine.handle(Event::Timer, at(211));
+    assert_eq!(machine.stale.len(), 0, "held for ever");
+}
+
+#[test]
 fn zero_hold_drops_peers_and_retakes_lease() {
     let timing = Timing { stale_hold: Duration::ZERO, ..Timing::default() };
     let mut machine = watching(timing);

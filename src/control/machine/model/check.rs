@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::End;
 use super::node::{Life, Op};
 use super::store::Point;
-use super::{Node, STALE_HOLD, World, network};
+use super::{Node, RETRY, STALE_HOLD, World, network};
 use crate::control::lease::Lease;
 use crate::control::peers;
 use crate::control::snapshot::{Change, Snapshot};
@@ -134,7 +134,8 @@ impl World {
         assert_ne!(node.mirror, (0, 0), "node {index} publishes before it knows anybody");
         let mut expected = select(node, store.state_at(node.mirror));
         node.held.retain(|subnet, (_, until)| {
-            *until > boot && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))
+            (*until > boot || node.is_away)
+                && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))
         });
         expected.extend(node.held.iter().map(|(subnet, (ip, _))| (*subnet, *ip)));
         assert_eq!(published, expected, "node {index} does not publish {:?}", node.mirror);
@@ -148,6 +149,15 @@ impl World {
             node.addresses.iter().any(|address| self.store.ever.contains(&(own, *address)))
         });
         assert!(owned && node.read.is_some(), "node {index} confirms its cache by itself");
+    }
+
+    pub(super) fn restart_after(&mut self, index: usize, end: End) {
+        self.check_end(index, end);
+        let node = &mut self.nodes[index];
+        node.crash();
+        node.known = None;
+        node.life = Life::Acquiring { at: node.boot(self.time) };
+        self.log(index, &format!("lost its subnet: {end:?}"));
     }
 
     /// A run ends only if the subnet was somebody else's, or was taken away.
@@ -251,6 +261,16 @@ impl World {
             let Life::Running(machine) = &node.life else { continue };
             assert_eq!(machine.stale.len(), 0, "node {index} holds peers for ever");
         }
+    }
+}
+
+impl Node {
+    /// What it holds lasts for a while after an outage.
+    pub(super) fn note_outage(&mut self, is_away: bool, boot: Duration) {
+        if self.is_away && !is_away {
+            self.held.values_mut().for_each(|(_, until)| *until = (boot + RETRY).max(*until));
+        }
+        self.is_away = is_away;
     }
 }
 

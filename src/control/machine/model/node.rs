@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::{Command, End, Event, Machine, Now, OwnEntry, Write};
+use super::super::{Command, Event, Machine, Now, OwnEntry, Write};
 use super::claims::Claims;
 use super::store::{Claim, Point, Request, SimStore, unavailable};
 use super::{World, network, timing};
@@ -130,6 +130,8 @@ pub(super) struct Node {
     pub(super) published: BTreeMap<Prefix, Ipv4Addr>,
     /// What has to be held, until when, by the boot clock.
     pub(super) held: BTreeMap<Prefix, (Ipv4Addr, Duration)>,
+    /// Whether it is without the store, and nothing that it holds ends.
+    pub(super) is_away: bool,
     /// Whether what was just told is an accident, in which the own lease is not given up.
     pub(super) is_accident: bool,
 }
@@ -165,6 +167,7 @@ impl Node {
             read: None,
             published: BTreeMap::new(),
             held: BTreeMap::new(),
+            is_away: false,
             is_accident: false,
         }
     }
@@ -430,6 +433,8 @@ impl World {
         let Life::Running(machine) = &mut node.life else { return };
         let told = is_told.then(|| format!("{event:?}"));
         let commands = machine.handle(event, now);
+        let is_away = machine.outage.is_some();
+        node.note_outage(is_away, now.boot);
         if let Some(told) = told {
             println!("{time:?} node {index} {told}\n    -> {commands:?}");
         }
@@ -486,14 +491,5 @@ impl World {
         let [one, other] = [index, 1_usize.wrapping_sub(index)].map(|at| self.nodes.get(at));
         let both = one.zip(other).filter(|(one, _)| one.has_twin);
         both.is_some_and(|(one, other)| one.public_ip == other.public_ip)
-    }
-
-    pub(super) fn restart_after(&mut self, index: usize, end: End) {
-        self.check_end(index, end);
-        let node = &mut self.nodes[index];
-        node.crash();
-        node.known = None;
-        node.life = Life::Acquiring { at: node.boot(self.time) };
-        self.log(index, &format!("lost its subnet: {end:?}"));
     }
 }
