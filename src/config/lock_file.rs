@@ -48,6 +48,15 @@ impl LockFile {
         is_free(self.file.try_lock())
     }
 
+    /// Whether the file at `path` is another one by now, or none: then this lock guards nothing.
+    /// Not if that cannot be seen.
+    pub fn is_replaced(&self, path: &Path) -> bool {
+        match fs::symlink_metadata(path) {
+            Ok(_) => !is_still_at(&self.file, path),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
     /// Makes `content` what the file says, for whoever finds it locked.
     pub fn write(&self, content: &[u8]) -> io::Result<()> {
         self.file.set_len(0)?;

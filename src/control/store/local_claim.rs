@@ -40,11 +40,18 @@ impl FileClaims {
         let locks = Arc::clone(&self.locks.lock().unwrap_or_else(PoisonError::into_inner));
         let claim = move |files: &Files| {
             let mut locks = locks.lock().unwrap_or_else(PoisonError::into_inner);
+            let directory = files.claims_path();
+            // Somebody may have removed claims. A store that is not there lacks all of them.
+            if files.subnets_path().is_dir() {
+                let is_replaced = |(held, file): &(Ipv4Addr, LockFile)| {
+                    file.is_replaced(&directory.join(held.to_string()))
+                };
+                locks.retain(|lock| !is_replaced(lock));
+            }
             if locks.iter().any(|(held, _)| *held == public_ip) {
                 locks.retain(|(held, _)| *held == public_ip);
                 return Ok(());
             }
-            let directory = files.claims_path();
             fs::create_dir_all(&directory)
                 .map_err(|source| failed("create", &directory, source))?;
             let path = directory.join(public_ip.to_string());
@@ -105,18 +112,46 @@ fn named_in(path: &Path) -> NodeIdentity {
 mod tests {
     use super::*;
 
+    fn start_in(directory: &Path, hostname: &str) -> FileClaims {
+        let (hostname, boot_id) = (hostname.to_owned(), "boot".to_owned());
+        let node = Some(NodeIdentity { hostname, machine_id: None, boot_id });
+        let files = Files::new(directory.to_owned());
+        files.prepare().unwrap();
+        FileClaims { node, ..FileClaims::new(&files) }
+    }
+
+    async fn claim(claims: &FileClaims, last: u8) -> StoreResult<()> {
+        claims.claim(Ipv4Addr::new(192, 0, 2, last), Duration::ZERO).await
+    }
+
+    #[tokio::test]
+    async fn a_claim_whose_file_was_removed_is_made_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let start = |hostname: &str| start_in(directory.path(), hostname);
+        let (a, b) = (start("node-a"), start("node-b"));
+        claim(&a, 1).await.unwrap();
+        let path = directory.path().join("weft/nodes/192.0.2.1");
+        fs::remove_file(&path).unwrap();
+        claim(&a, 1).await.unwrap();
+        let refusal = claim(&b, 1).await.unwrap_err().to_string();
+        assert!(refusal.contains("node-a"), "the refusal does not say who: {refusal}");
+        fs::remove_file(&path).unwrap();
+        claim(&b, 1).await.unwrap();
+        let refusal = claim(&a, 1).await.unwrap_err().to_string();
+        assert!(refusal.contains("node-b"), "the refusal does not say who: {refusal}");
+        // The store is not mounted for a while.
+        let away = directory.path().with_extension("away");
+        fs::rename(directory.path(), &away).unwrap();
+        claim(&b, 1).await.unwrap();
+        assert!(!directory.path().exists(), "a store was made where there is none");
+        fs::rename(&away, directory.path()).unwrap();
+        claim(&a, 1).await.expect_err("given up while the store was away");
+    }
+
     #[tokio::test]
     async fn claim_ends_with_process_and_follows_address() {
         let directory = tempfile::tempdir().unwrap();
-        let start = |hostname: &str| {
-            let (hostname, boot_id) = (hostname.to_owned(), "boot".to_owned());
-            let node = Some(NodeIdentity { hostname, machine_id: None, boot_id });
-            let files = Files::new(directory.path().to_owned());
-            FileClaims { node, ..FileClaims::new(&files) }
-        };
-        let claim = async |claims: &FileClaims, last| {
-            claims.claim(Ipv4Addr::new(192, 0, 2, last), Duration::ZERO).await
-        };
+        let start = |hostname: &str| start_in(directory.path(), hostname);
         let a = start("node-a");
         claim(&a, 1).await.unwrap();
         claim(&a, 1).await.unwrap();
