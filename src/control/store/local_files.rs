@@ -168,6 +168,8 @@ impl Files {
                 entry.into_iter().for_each(|entry| snapshot.add(entry));
             }
         }
+        // What was read after another one took its place is missing.
+        self.check_identity(&path)?;
         Ok(snapshot)
     }
 
@@ -199,7 +201,7 @@ impl Files {
         // One unreadable file says nothing about the others.
         let (reason, error) = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
             Ok(found) => return Ok(found.map(decode)),
-            Err(error) if is_shortage(&error) => return Err(error.into()),
+            Err(error) if is_outage(&error) => return Err(error.into()),
             Err(error @ FileError::Refused { .. }) => (RejectReason::TooLarge, error),
             Err(error @ FileError::Io { .. }) => (RejectReason::BadValue, error),
         };
@@ -264,10 +266,14 @@ impl Locked<'_> {
     }
 }
 
-/// Whether this process or host is short of something, which says nothing of the file.
-fn is_shortage(error: &FileError) -> bool {
+/// Whether this process or host is short of something, or the file system's server is away, which
+/// says nothing of the file.
+fn is_outage(error: &FileError) -> bool {
     let FileError::Io { source, .. } = error else { return false };
-    matches!(Errno::from_io_error(source), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
+    let errno = Errno::from_io_error(source);
+    let is_short = matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM));
+    let no_server = [Errno::STALE, Errno::NOTCONN, Errno::TIMEDOUT, Errno::HOSTDOWN];
+    is_short || errno.is_some_and(|errno| no_server.contains(&errno))
 }
 
 /// A file's content as version: two writers that compare it cannot both win under the lock, and
@@ -312,8 +318,11 @@ mod tests {
             path: PathBuf::from("10.5.1.0-24"),
             source: errno.into(),
         };
-        let is_blamed = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO, Errno::ACCESS]
-            .map(|errno| !is_shortage(&error(errno)));
-        assert_eq!(is_blamed, [false, false, false, true, true]);
+        let outages = [
+            [Errno::MFILE, Errno::NFILE, Errno::NOMEM].as_slice(),
+            &[Errno::STALE, Errno::NOTCONN, Errno::TIMEDOUT, Errno::HOSTDOWN],
+        ];
+        assert!(outages.concat().into_iter().all(|errno| is_outage(&error(errno))));
+        assert!(![Errno::IO, Errno::ACCESS].into_iter().any(|errno| is_outage(&error(errno))));
     }
 }
