@@ -4,18 +4,23 @@
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures_util::future::OptionFuture;
 use tokio::sync::watch;
-use tracing::warn;
+use tokio::time::sleep;
+use tracing::{info, warn};
 
 use crate::config::options::{Options, StoreOptions};
 use crate::control::changes::next_change;
 use crate::control::lease::LeaseAttributes;
 use crate::daemon::configured::REGISTRATION_PHRASE;
-use crate::failure::with_causes;
+use crate::failure::{LogOnce, with_causes};
 use crate::host::node_lock::{NodeLock, NodeLockError};
+
+/// Between two tries for a lock that could not be taken: each lasts for up to a second.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The lock, if it could be taken.
 #[derive(Debug)]
@@ -23,6 +28,7 @@ pub(super) struct NodeGuard {
     store: String,
     public_ip: Ipv4Addr,
     lock: Option<NodeLock>,
+    retry: Duration,
 }
 
 impl NodeGuard {
@@ -33,7 +39,8 @@ impl NodeGuard {
         let lock = match NodeLock::acquire(&store, public_ip).await {
             Ok(lock) => Some(lock),
             Err(error @ NodeLockError::Taken { .. }) => {
-                return Err(error).context(REGISTRATION_PHRASE);
+                let error = format!("{error}. Nothing was written to the store");
+                return Err(anyhow::Error::msg(error).context(REGISTRATION_PHRASE));
             }
             Err(error) => {
                 warn!(
@@ -44,7 +51,7 @@ impl NodeGuard {
                 None
             }
         };
-        Ok(Self { store, public_ip, lock })
+        Ok(Self { store, public_ip, lock, retry: RETRY })
     }
 
     /// Holds the lock, and changes it for that of the next address.
@@ -52,21 +59,31 @@ impl NodeGuard {
         mut self,
         mut attributes: watch::Receiver<LeaseAttributes>,
     ) -> Infallible {
+        let mut told = LogOnce::default();
         loop {
             tokio::select! {
                 Some(never) = OptionFuture::from(self.lock.as_ref().map(NodeLock::answer)) => {
                     match never {}
                 }
                 () = next_change(&mut attributes) => {}
+                () = sleep(self.retry), if self.lock.is_none() => {}
             }
             let public_ip = attributes.borrow_and_update().public_ip;
-            if public_ip == self.public_ip {
+            if public_ip == self.public_ip && self.lock.is_some() {
                 continue;
             }
             self.public_ip = public_ip;
-            let lock = NodeLock::acquire(&self.store, public_ip).await.inspect_err(|error| {
-                warn!("the node moved to {public_ip}: {}", with_causes(error));
-            });
+            let lock = NodeLock::acquire(&self.store, public_ip).await;
+            match &lock {
+                Ok(_) if told.forget() => info!("this daemon has the lock of {public_ip} now"),
+                Ok(_) => {}
+                Err(error) => told.once(&with_causes(error), |text| {
+                    warn!(
+                        "this node has the address {public_ip} now, but not the lock of that, \
+                         trying again: {text}"
+                    );
+                }),
+            }
             self.lock = lock.ok();
         }
     }
@@ -81,5 +98,36 @@ fn identity(store: &StoreOptions, cluster: u64) -> String {
             Err(_) => store.identity(),
         },
         StoreOptions::Kube(_) => store.identity(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_lock_of_a_taken_address_is_taken_once_it_is_free() {
+        let store = format!("test {:016x}", fastrand::u64(..));
+        let [before, after] = [1, 2].map(|last| Ipv4Addr::new(192, 0, 2, last));
+        let other = NodeLock::acquire(&store, after).await.unwrap();
+        let lock = Some(NodeLock::acquire(&store, before).await.unwrap());
+        let retry = Duration::from_millis(20);
+        let guard = NodeGuard { store: store.clone(), public_ip: before, lock, retry };
+        let (moved, attributes) = watch::channel(LeaseAttributes::udp(before));
+        let kept = tokio::spawn(guard.keep(attributes));
+        moved.send_replace(LeaseAttributes::udp(after));
+        let until = async |address, is_taken| {
+            while NodeLock::acquire(&store, address).await.is_err() != is_taken {
+                sleep(retry).await;
+            }
+        };
+        let all = async {
+            // When it is free, the other one was tried in vain.
+            until(before, false).await;
+            drop(other);
+            until(after, true).await;
+        };
+        tokio::time::timeout(Duration::from_secs(20), all).await.expect("given up for ever");
+        kept.abort();
     }
 }

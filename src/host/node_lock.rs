@@ -36,8 +36,7 @@ pub enum NodeLockError {
     /// Another daemon is that node.
     #[error(
         "{} is already the node {public_ip} of this store in this network namespace; stop it \
-         first, or give this one another store, prefix or --public-ip. Nothing was written to \
-         the store",
+         first, or give this one another store, prefix or --public-ip",
         describe(*pid)
     )]
     Taken {
