@@ -95,7 +95,16 @@ fn replace(directory: &OwnedFd, path: &Path, text: &[u8], mode: Mode) -> Result<
         rustix::fs::unlinkat(directory, &temporary, AtFlags::empty()).ok();
         return Err(error);
     }
-    rustix::fs::fsync(directory).map_err(|errno| failed("sync", directory_of(path), errno))
+    sync_directory(directory).map_err(|errno| failed("sync", directory_of(path), errno))
+}
+
+/// Makes the names in `directory` durable, where its file system can: EINVAL is the answer of those
+/// that sync files only (fsync(2)).
+fn sync_directory(directory: &OwnedFd) -> rustix::io::Result<()> {
+    rustix::fs::fsync(directory).or_else(|errno| match errno {
+        Errno::INVAL => Ok(()),
+        errno => Err(errno),
+    })
 }
 
 /// The contents of the file, at most `bytes_max` bytes; `None` if there is no file.
@@ -237,6 +246,13 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_synced_is_no_error() {
+        let directory = open_directory(Path::new("/proc")).unwrap();
+        assert_eq!(rustix::fs::fsync(&directory), Err(Errno::INVAL), "no such directory");
+        assert_eq!(sync_directory(&directory), Ok(()));
+    }
 
     #[test]
     fn untrusted_file_is_not_read() {

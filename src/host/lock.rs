@@ -65,7 +65,7 @@ impl DaemonLock {
         let locked = lock_file::try_lock(&path).map_err(|error| failed("lock", &path, error))?;
         let file = locked.ok_or_else(|| taken(subnet_file, &path))?;
         let lock = Self { file, path };
-        lock.write_pid()?;
+        lock.write_pid();
         Ok(lock)
     }
 
@@ -74,7 +74,7 @@ impl DaemonLock {
     pub fn inherit(file: OwnedFd, subnet_file: &Path) -> Option<Self> {
         let path = lock_path(subnet_file).ok()?;
         let lock = Self { file: LockFile::inherit(file, &path)?, path };
-        lock.write_pid().ok()?;
+        lock.write_pid();
         Some(lock)
     }
 
@@ -87,7 +87,10 @@ impl DaemonLock {
     pub fn come_back(&self, subnet_file: &Path) -> Result<(), LockError> {
         let path = &self.path;
         match self.file.lock_again() {
-            Ok(true) => self.write_pid(),
+            Ok(true) => {
+                self.write_pid();
+                Ok(())
+            }
             Ok(false) => Err(taken(subnet_file, path)),
             Err(error) => Err(failed("lock", path, error).into()),
         }
@@ -104,10 +107,13 @@ impl DaemonLock {
         self.file.is_left = true;
     }
 
-    fn write_pid(&self) -> Result<(), LockError> {
+    /// A lock without it, as on a full disk, counts all the same: dropping one that was handed over
+    /// would take it from the process that has handed it over, too.
+    fn write_pid(&self) {
         let pid = format!("{}\n", std::process::id());
-        let written = self.file.write(pid.as_bytes());
-        Ok(written.map_err(|error| failed("write to", &self.path, error))?)
+        if let Err(error) = self.file.write(pid.as_bytes()) {
+            tracing::debug!("cannot write the pid to {}: {error}", self.path.display());
+        }
     }
 }
 
@@ -155,8 +161,9 @@ fn taken(subnet_file: &Path, path: &Path) -> LockError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
+    use std::fs::{File, Permissions};
     use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn second_daemon_learns_the_first_ones_pid() {
@@ -201,6 +208,22 @@ mod tests {
         let error = DaemonLock::acquire(&directory.path().join("subnet.env")).unwrap_err();
         assert!(matches!(error, LockError::Taken { pid: None, .. }), "{error}");
         assert!(error.to_string().starts_with("another process"), "{error}");
+    }
+
+    #[test]
+    fn a_lock_counts_though_the_pid_cannot_be_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let subnet_file = directory.path().join("subnet.env");
+        let path = directory.path().join("subnet.env.lock");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        // Not open for writing.
+        let first = File::open(&path).unwrap();
+        first.try_lock().unwrap();
+        let handed = first.try_clone().unwrap();
+        let inherited = DaemonLock::inherit(handed.into(), &subnet_file);
+        assert!(DaemonLock::acquire(&subnet_file).is_err(), "the first one's lock was given back");
+        assert!(inherited.is_some());
     }
 
     #[test]
