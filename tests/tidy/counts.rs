@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4290),
-    ("backend", 5770, 57300),
+    ("backend", 5835, 57950),
     ("bin", 10, 200),
     ("config", 1662, 16500),
     ("daemon", 3430, 35320),

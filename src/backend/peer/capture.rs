@@ -15,6 +15,7 @@ use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 use tracing::info;
 
+use super::echoes::{END, EQUAL, HALF_BEHIND, HEADER};
 use super::evidence::{Evidence, Reached};
 use crate::device::ignore_outgoing;
 use crate::packet::ipv4::protocol;
@@ -234,15 +235,10 @@ const INTERFACE: u32 = 0xffff_f008;
 const OTHER_HOST: u32 = 3;
 const OUTGOING: u32 = 4;
 
-// Classic BPF (include/uapi/linux/filter.h): load a word, a half or a byte; the length of the
-// header; a half behind it; mask; compare; end.
+// Classic BPF, beside what an echo's filter has: load a word or a byte; mask.
 const WORD: u16 = 0x20;
 const BYTE: u16 = 0x30;
-const HEADER: u16 = 0xb1;
-const HALF_BEHIND: u16 = 0x48;
 const AND: u16 = 0x54;
-const EQUAL: u16 = 0x15;
-const END: u16 = 0x06;
 
 /// A code, how many steps to skip if a comparison holds and if it doesn't, and a value.
 #[derive(Debug, Clone, Copy)]

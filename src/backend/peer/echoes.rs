@@ -7,7 +7,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tokio::net::UdpSocket;
 
 use crate::device::{Datagrams, SendBatch, only_types, receive_message, tell_arrival};
@@ -16,6 +17,9 @@ use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL, Tokens};
 
 /// Room for the answers to several searches for a path's MTU at once.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
+
+/// Room for some hundred requests: each says no more than the one before.
+const REQUESTS_BUFFER_BYTES: usize = 128 << 10;
 
 /// Answers received in one go, far more than were asked for: a flood of unsolicited ones must not
 /// block the control plane.
@@ -30,6 +34,14 @@ const PACKET_BYTES_MAX: usize = 64 << 10;
 /// Echoes that are sent with one call: as many as fit in the buffer, more than one tick has.
 const BATCH_MAX: usize = PACKET_BYTES_MAX / ECHO_BYTES as usize;
 
+// Classic BPF (include/uapi/linux/filter.h): the length of the IPv4 header; a half or a byte behind
+// it; compare; end.
+pub(super) const HEADER: u16 = 0xb1;
+pub(super) const HALF_BEHIND: u16 = 0x48;
+const BYTE_BEHIND: u16 = 0x50;
+pub(super) const EQUAL: u16 = 0x15;
+pub(super) const END: u16 = 0x06;
+
 /// An echo to send as the kernel routes it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Echo {
@@ -43,24 +55,27 @@ pub(super) struct Echo {
 #[derive(Debug)]
 pub(in crate::backend) struct Echoes {
     socket: Socket,
+    /// Where others' echoes to this host come, if they are of interest: beside the answers, which
+    /// a flood of pings must not crowd out.
+    requests: Option<Socket>,
     tokens: Tokens,
     identifier: u16,
     buffer: Box<[u8]>,
 }
 
 impl Echoes {
-    /// Wants the right to raw sockets.
-    pub(super) fn open() -> io::Result<Self> {
-        let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
-        let [reply, unreachable, expired] = ANSWERS;
-        only_types(socket.as_fd(), &[reply, unreachable, expired, REQUESTS])?;
-        tell_arrival(socket.as_fd())?;
-        socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+    /// Wants the right to raw sockets. Others' echoes to this host are told of if it `is_asked`.
+    pub(super) fn open(is_asked: bool) -> io::Result<Self> {
+        let identifier = fastrand::u16(..);
+        let socket = raw_socket(&ANSWERS, RECEIVE_BUFFER_BYTES)?;
+        socket.attach_filter(&answers_only(identifier))?;
         socket.set_header_included_v4(true)?;
+        let requests = is_asked.then(|| raw_socket(&[REQUESTS], REQUESTS_BUFFER_BYTES));
         Ok(Self {
             socket,
+            requests: requests.transpose()?,
             tokens: Tokens::default(),
-            identifier: fastrand::u16(..),
+            identifier,
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
         })
     }
@@ -119,11 +134,13 @@ impl Echoes {
     pub(super) fn receive(&mut self) -> Vec<(u32, Duration, Answer)> {
         let mut messages = Vec::new();
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        for _ in 0..ANSWERS_MAX {
-            let Ok(arrival) = receive_message(self.socket.as_fd(), &mut self.buffer) else { break };
-            let message = self.read(&self.buffer[..arrival.bytes]);
-            let age = arrival.at.map_or(Duration::ZERO, |at| now.saturating_sub(at));
-            messages.extend(message.map(|message| (arrival.interface, age, message)));
+        for socket in [Some(&self.socket), self.requests.as_ref()].into_iter().flatten() {
+            for _ in 0..ANSWERS_MAX {
+                let Ok(arrival) = receive_message(socket.as_fd(), &mut self.buffer) else { break };
+                let message = self.read(&self.buffer[..arrival.bytes]);
+                let age = arrival.at.map_or(Duration::ZERO, |at| now.saturating_sub(at));
+                messages.extend(message.map(|message| (arrival.interface, age, message)));
+            }
         }
         messages
     }
@@ -131,14 +148,56 @@ impl Echoes {
     /// Until something has come. Cancel-safe. The runtime knows the socket for so long only: else
     /// each answer would wake this thread, and each echo that leaves the send buffer.
     pub(super) async fn readable(&self) {
-        // tokio's only type for datagrams: the kernel's calls are the same. Without a descriptor to
-        // spare, answers wait until something is due.
-        let copy = self.socket.try_clone();
-        match copy.and_then(|copy| UdpSocket::from_std(OwnedFd::from(copy).into())) {
-            Ok(socket) => socket.readable().await.unwrap_or_default(),
-            Err(_) => pending().await,
+        let requests = async {
+            match &self.requests {
+                Some(socket) => readable(socket).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = readable(&self.socket) => {}
+            () = requests => {}
         }
     }
+}
+
+async fn readable(socket: &Socket) {
+    // tokio's only type for datagrams: the kernel's calls are the same. Without a descriptor to
+    // spare, answers wait until something is due.
+    let copy = socket.try_clone();
+    match copy.and_then(|copy| UdpSocket::from_std(OwnedFd::from(copy).into())) {
+        Ok(socket) => socket.readable().await.unwrap_or_default(),
+        Err(_) => pending().await,
+    }
+}
+
+/// Receives ICMP of these types, with such a buffer at least.
+fn raw_socket(types: &[u8], buffer_bytes: usize) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
+    only_types(socket.as_fd(), types)?;
+    tell_arrival(socket.as_fd())?;
+    // Without CAP_NET_ADMIN no more than net.core.rmem_max.
+    if set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_err() {
+        socket.set_recv_buffer_size(buffer_bytes)?;
+    }
+    Ok(socket)
+}
+
+/// Of replies, lets in those with this identifier: whoever pings from this host or makes replies
+/// up could fill the buffer, and answers of peers would be lost. Sees packets from their IPv4
+/// header on (`raw_rcv`, net/ipv4/raw.c).
+fn answers_only(identifier: u16) -> [SockFilter; 7] {
+    let [replies, ..] = ANSWERS;
+    let whole = PACKET_BYTES_MAX as u32;
+    [
+        SockFilter::new(HEADER, 0, 0, 0),
+        SockFilter::new(BYTE_BEHIND, 0, 0, 0),
+        SockFilter::new(EQUAL, 0, 2, replies.into()),
+        SockFilter::new(HALF_BEHIND, 0, 0, 4),
+        SockFilter::new(EQUAL, 0, 1, identifier.into()),
+        SockFilter::new(END, 0, 0, whole),
+        SockFilter::new(END, 0, 0, 0),
+    ]
 }
 
 #[cfg(test)]
@@ -151,7 +210,7 @@ mod tests {
 
     #[test]
     fn echoes_behind_a_refused_one_are_sent_once() {
-        let Ok(mut echoes) = Echoes::open() else {
+        let Ok(mut echoes) = Echoes::open(false) else {
             println!("skipped: no right to raw sockets");
             return;
         };
@@ -162,9 +221,14 @@ mod tests {
         let mut refused = Vec::new();
         echoes.send(&all, |echo, _| refused.push(echo.of));
         assert_eq!(refused, [Some(nowhere); 3]);
+        assert_eq!(answerers(&mut echoes, 3), [1, 2, 3].map(loopback));
+    }
+
+    /// Who answers, once so many have.
+    fn answerers(echoes: &mut Echoes, count: usize) -> Vec<Ipv4Addr> {
         let mut came = Vec::new();
         let end = std::time::Instant::now() + Duration::from_secs(5);
-        while came.len() < 3 && std::time::Instant::now() < end {
+        while came.len() < count && std::time::Instant::now() < end {
             let replies = echoes.receive().into_iter().filter_map(|(.., answer)| match answer {
                 Answer::Reply(reply) => Some(reply.source),
                 Answer::Asked(_) | Answer::Lost { .. } | Answer::Refused { .. } => None,
@@ -172,6 +236,53 @@ mod tests {
             came.extend(replies);
         }
         came.sort_unstable();
-        assert_eq!(came, [1, 2, 3].map(loopback));
+        came
+    }
+
+    #[test]
+    fn others_pings_do_not_crowd_out_an_answer() {
+        let opened = [false, true, false].map(Echoes::open);
+        let [Ok(mut echoes), Ok(mut asked), Ok(mut others)] = opened else {
+            println!("skipped: no right to raw sockets");
+            return;
+        };
+        (echoes.identifier, asked.identifier, others.identifier) = (1, 2, 3);
+        for echoes in [&echoes, &asked] {
+            echoes.socket.attach_filter(&answers_only(echoes.identifier)).unwrap();
+        }
+        // Each with its answer takes up twice the kernel's record of a packet and more.
+        let mut left = 2 * RECEIVE_BUFFER_BYTES / 768;
+        let ping = Echo { of: None, to: loopback(5), ttl: TTL, sequence: 1 };
+        while left > 0 {
+            let mut refused = 0;
+            others.send(&vec![ping; left], |_, _| refused += 1);
+            left = refused;
+        }
+        let echo = Echo { of: None, to: loopback(4), ttl: TTL, sequence: 9 };
+        for echoes in [&mut echoes, &mut asked] {
+            echoes.send(&[echo], |_, error| panic!("{error}"));
+            assert_eq!(answerers(echoes, 1), [loopback(4)]);
+        }
+    }
+
+    #[test]
+    fn who_asks_is_told_of_where_that_is_of_interest() {
+        let [Ok(mut echoes), Ok(mut asked)] = [false, true].map(Echoes::open) else {
+            println!("skipped: no right to raw sockets");
+            return;
+        };
+        let is_asked = |echoes: &mut Echoes| {
+            echoes.receive().iter().any(|(.., answer)| matches!(answer, Answer::Asked(_)))
+        };
+        let echo = Echo { of: None, to: loopback(1), ttl: TTL, sequence: 9 };
+        let end = std::time::Instant::now() + Duration::from_secs(5);
+        loop {
+            echoes.send(&[echo], |_, _| {});
+            assert!(!is_asked(&mut echoes));
+            if is_asked(&mut asked) {
+                return;
+            }
+            assert!(std::time::Instant::now() < end, "nobody asked");
+        }
     }
 }

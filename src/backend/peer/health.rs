@@ -64,7 +64,7 @@ pub(in crate::backend) struct Health {
 
 impl Health {
     pub(in crate::backend) fn open(manner: Manner) -> Self {
-        let echoes = Echoes::open().inspect_err(|error| {
+        let echoes = Echoes::open(manner.is_use_rare).inspect_err(|error| {
             warn!(
                 "peers are not asked how they are, and paths not measured: no raw ICMP socket \
                  ({error}); grant CAP_NET_RAW"
