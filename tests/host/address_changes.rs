@@ -238,3 +238,14 @@ fn address_on_the_loopback_keeps_the_interface() {
         assert_eq!(overlay.status(0).0["interface"], "wire0", "{backend}: found elsewhere");
     }
 }
+
+#[test]
+fn nobody_is_blamed_for_programs_that_went_with_their_interface() {
+    let flags: &[&str] = &[BY_NAME, "--fast-path=on"];
+    let overlay = Overlay::start_with(CONFIG, [flags, flags]);
+    overlay.wait_until_carried();
+    overlay.lab.hosts[0].exec(&["ip", "link", "del", "wire0"]);
+    let why = || overlay.status(0).0["fast_path"]["why"].clone();
+    wait_until(Duration::from_secs(30), "the fast path is off", || !why().is_null());
+    assert_ne!(why(), "evicted");
+}

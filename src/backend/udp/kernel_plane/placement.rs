@@ -39,16 +39,17 @@ impl Placement {
             return Err(Obstacle::Evicted(ground.interface.clone()));
         }
         let devices = [ground.tun_device, ground.underlay_device];
-        if let Some(attached) = self.attached.take_if(|(attached, _)| *attached == devices) {
-            let tun = netlink::link_named(&ground.tun_name).await?;
-            if tun.is_none_or(|tun| tun.id.index != ground.tun_device) {
-                return Err(Obstacle::NoGround);
-            }
-            if !are_there(&attached.1).await? {
+        // They stay known while the kernel is asked: weftd may be stopped meanwhile, and is to
+        // leave them in place.
+        if let Some((attached, programs)) = &self.attached
+            && *attached == devices
+            && let Err(obstacle) = look(ground, programs).await
+        {
+            self.attached = None;
+            if let Obstacle::Evicted(_) = obstacle {
                 self.evicted = Some((ground.clone(), Instant::now() + EVICTED));
-                return Err(Obstacle::Evicted(ground.interface.clone()));
             }
-            self.attached = Some(attached);
+            return Err(obstacle);
         }
         Ok(())
     }
@@ -77,9 +78,13 @@ impl Placement {
         let [first, second] = pair_names(&ground.tun_name);
         // Behind the pair as well the next one replaces the last.
         let but = [&ground.interface, &first, &second].map(String::as_str);
-        clear_inward(attacher.owner, &but).await?;
+        // Known before that: weftd may be stopped meanwhile, and is to leave them.
         self.attached = Some((devices, [out, inward]));
-        Ok(())
+        let cleared = clear_inward(attacher.owner, &but).await;
+        if cleared.is_err() {
+            self.attached = None;
+        }
+        Ok(cleared?)
     }
 
     /// Has a pair if the interface delivers single packets, and if one can be had.
@@ -135,6 +140,24 @@ impl Placement {
         let attached = self.attached.take().into_iter().flat_map(|(_, attached)| attached);
         attached.for_each(Attachment::leave);
         self.pair.take().into_iter().for_each(Pair::leave);
+    }
+}
+
+/// What is amiss with the programs, if not all of them are there. A device that goes takes its
+/// programs along, and nobody has removed them.
+async fn look(ground: &Ground, programs: &[Attachment; 2]) -> Result<(), Obstacle> {
+    let is_gone = async |name, index| {
+        let link = netlink::link_named(name).await?;
+        Ok::<_, NetlinkError>(link.is_none_or(|link| link.id.index != index))
+    };
+    if are_there(programs).await? {
+        Ok(())
+    } else if is_gone(&ground.tun_name, ground.tun_device).await? {
+        Err(Obstacle::NoGround)
+    } else if is_gone(&ground.interface, ground.underlay_device).await? {
+        Err(Obstacle::NoInterface(ground.interface.clone()))
+    } else {
+        Err(Obstacle::Evicted(ground.interface.clone()))
     }
 }
 
