@@ -170,14 +170,17 @@ impl Overlay {
         Ok(self.foreign_mtu_bytes.is_none_or(|foreign| foreign == u32::from(mtu_bytes)))
     }
 
-    /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
+    /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own. Those
+    /// that it had stay desired if that fails: what was never made, nobody else has changed.
     pub async fn limit_paths(
         &mut self,
         path_mtus: BTreeMap<Prefix, u16>,
     ) -> Result<(), OverlayError> {
-        self.desired.path_mtus = path_mtus;
-        let (_, diff) = self.desired.look(None).await?;
-        Ok(OverlayDesired::apply(&diff).await.1?)
+        let desired = OverlayDesired { path_mtus, ..self.desired.clone() };
+        let (_, diff) = desired.look(None).await?;
+        OverlayDesired::apply(&diff).await.1?;
+        self.desired = desired;
+        Ok(())
     }
 
     /// Compares the device with `listing`, repairs it, logs that and gives it.

@@ -311,3 +311,16 @@ fn route_is_spelled_like_ip_route() {
     let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(3, 5) };
     assert_eq!(spell(&blackhole), "blackhole 10.5.0.0/16 metric 5");
 }
+
+#[tokio::test]
+async fn paths_that_could_not_be_limited_are_not_desired() {
+    // No host has a device of this number.
+    let device = LinkId { index: i32::MAX as u32, name: "gone".into() };
+    let desired = OverlayDesired { device, ..desired() };
+    let (foreign_mtu_bytes, foreign_route) = (None, None);
+    let logged = LogOnce::default();
+    let mut overlay = Overlay { desired, foreign_mtu_bytes, foreign_route, logged };
+    let narrow = BTreeMap::from([("10.5.1.0/24".parse().unwrap(), 1372)]);
+    overlay.limit_paths(narrow).await.unwrap_err();
+    assert!(overlay.desired.path_mtus.is_empty(), "a repair would be blamed on somebody else");
+}
