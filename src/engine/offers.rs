@@ -25,6 +25,8 @@ pub(super) struct Offers {
     /// Hosts that are sent to from this worker's own port.
     spread: Reader<HostSet>,
     unresolved: Reader<HostSet>,
+    /// Hosts whose packets the kernel received lately, which no worker counts.
+    heard: Reader<HostSet>,
     refused: Refused,
     /// Where it refuses this worker's own port: what would leave there leaves from the tunnel's.
     refused_there: Refused,
@@ -38,6 +40,7 @@ impl Offers {
         Self {
             spread: config.routes.spread.reader(),
             unresolved: config.routes.unresolved.reader(),
+            heard: config.routes.heard.reader(),
             refused: Refused::peers(),
             refused_there: Refused::ports(),
             is_roomy: [None; 2],
@@ -100,7 +103,7 @@ impl Offers {
         if let Some(reason) = self.refused.reason(host, context.now_ns) {
             return Some(reason);
         }
-        if !is_unanswered(config, context, message) {
+        if !is_unanswered(config, context, message, &mut self.heard) {
             return None;
         }
         let is_roomy = &mut self.is_roomy[usize::from(is_spread)];
@@ -158,7 +161,12 @@ impl Trickle {
 
 /// Whether `message` may be for nobody. What waits for a neighbour that does not answer takes up
 /// the send buffer for seconds, and enough of such hosts would leave the others none.
-fn is_unanswered(config: &WorkerConfig, context: &Context<'_>, message: &Message) -> bool {
+fn is_unanswered(
+    config: &WorkerConfig,
+    context: &Context<'_>,
+    message: &Message,
+    heard: &mut Reader<HostSet>,
+) -> bool {
     let Message { destination, segments, bytes, .. } = *message;
     let team = || config.team.iter().map(|worker| &**worker);
     config.stats.by_peer.is_unanswered(
@@ -166,6 +174,7 @@ fn is_unanswered(config: &WorkerConfig, context: &Context<'_>, message: &Message
         (segments.into(), bytes.into()),
         context.now_ns,
         || WorkerStats::traffic(team(), *destination.ip()).packets_received,
+        || heard.load().contains(destination.ip()),
     )
 }
 

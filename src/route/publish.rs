@@ -58,13 +58,15 @@ pub struct Published {
     pub unresolved: Place<HostSet>,
     /// Hosts to which each worker sends from a port of its own.
     pub spread: Place<HostSet>,
+    /// Hosts whose packets the kernel received lately, past the workers.
+    pub heard: Place<HostSet>,
 }
 
 impl Published {
     /// Publishes a first table, of which all peers may be reached, from the tunnel's port.
     pub fn new(table: Table) -> Self {
-        let [unresolved, spread] = [(), ()].map(|()| Place::new(HostSet::new()));
-        Self { table: Place::new(table), unresolved, spread }
+        let [unresolved, spread, heard] = [(), (), ()].map(|()| Place::new(HostSet::new()));
+        Self { table: Place::new(table), unresolved, spread, heard }
     }
 }
 

@@ -127,13 +127,15 @@ impl ByPeer {
     }
 
     /// Whether so much was sent to `peer` since it was last heard that another message of `packets`
-    /// and `bytes` may be for nobody. `heard_packets` says what all workers have received from it.
+    /// and `bytes` may be for nobody. `heard_packets` says what all workers have received from it,
+    /// and `is_heard` whether somebody else received from it lately.
     pub fn is_unanswered(
         &self,
         peer: Ipv4Addr,
         (packets, bytes): (u64, u64),
         now_ns: u64,
         heard_packets: impl FnOnce() -> u64,
+        is_heard: impl FnOnce() -> bool,
     ) -> bool {
         let now_ms = (now_ns / 1_000_000) as u32;
         let place = self.place(peer, || false);
@@ -146,7 +148,7 @@ impl ByPeer {
             return false;
         }
         let heard_packets = heard_packets();
-        if place.heard_packets.get() == heard_packets {
+        if place.heard_packets.get() == heard_packets && !is_heard() {
             return true;
         }
         place.heard_ms.store(now_ms, Ordering::Relaxed);
@@ -206,8 +208,15 @@ mod tests {
     fn who_answers_or_is_sent_little_is_answered() {
         let (counts, somebody) = (ByPeer::default(), peer(1));
         let now_ns = |ms: u64| (ms + 60_000) * 1_000_000;
+        let is_heard = std::cell::Cell::new(false);
         let is_unanswered = |packets: u64, ms, heard| {
-            counts.is_unanswered(somebody, (packets, packets * 100), now_ns(ms), || heard)
+            counts.is_unanswered(
+                somebody,
+                (packets, packets * 100),
+                now_ns(ms),
+                || heard,
+                || is_heard.get(),
+            )
         };
         assert!(!is_unanswered(1000, 0, 0), "one that was never sent to");
         counts.sent(somebody, 5, 500);
@@ -222,6 +231,12 @@ mod tests {
         assert!(is_unanswered(1, 2001 + limit_ms, 7), "it was heard once");
         assert!(!is_unanswered(1, 2001 + limit_ms, 8), "it was heard again");
         assert!(!is_unanswered(15, 9000, 8), "what was sent before it was heard counts");
+        counts.sent(somebody, 1_000_000, 100_000_000);
+        is_heard.set(true);
+        assert!(!is_unanswered(1000, 10_000, 8), "the kernel heard it");
+        is_heard.set(false);
+        assert!(!is_unanswered(15, 20_000, 8), "what was sent before the kernel heard it counts");
+        assert!(is_unanswered(1000, 20_000, 8), "the kernel heard it once");
     }
 
     /// What was counted for peers that found no place, and for senders that are no peers.

@@ -29,7 +29,7 @@ use crate::host::netlink::events::Events;
 use crate::host::netlink::policies::has_policies;
 use crate::host::netlink::{self, NetlinkError, neighbours, request_all};
 use crate::host::state::MacAddress;
-use crate::route::{Peer, Prefix, Published};
+use crate::route::{HostSet, Peer, Prefix, Published};
 use crate::status;
 
 use super::owner::Owner;
@@ -375,7 +375,7 @@ impl KernelPlane {
             self.announce(false);
         }
         let table = self.inputs.routes.table.load();
-        let mut is_active = false;
+        let (mut is_active, mut heard) = (false, HostSet::new());
         for (subnet, peer, [before, now]) in self.inputs.taken.news() {
             let long_packets = now.long_packets_received - before.long_packets_received;
             let buffers = now.buffers_received - before.buffers_received;
@@ -389,12 +389,17 @@ impl KernelPlane {
                 is_active = true;
                 self.inputs.taken.long_sends.mark(peer);
             }
+            if now.packets_received == before.packets_received {
+                continue;
+            }
+            heard.insert(*peer.ip());
             let known = table.lookup(subnet.network()).filter(|known| known.address == peer);
-            if let Some(known) = known
-                && now.packets_received != before.packets_received
-            {
+            if let Some(known) = known {
                 known.source_proven.store(true, Ordering::Relaxed);
             }
+        }
+        if *self.inputs.routes.heard.load() != heard {
+            self.inputs.routes.heard.publish(heard);
         }
         if is_active { LOOK } else { LOOK_IDLE }
     }
