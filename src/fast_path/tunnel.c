@@ -207,7 +207,7 @@ ALWAYS const struct settings *settings_now(void)
     return lookup(&settings_map, &only);
 }
 
-// Whether a UDP packet that counts as so many belongs to a stream, which keeps its way whatever the
+// Whether a packet that counts as so many belongs to a stream, which keeps its way whatever the
 // length of its packets. Processors may count one flow at once, which costs a count and no more.
 ALWAYS int is_of_stream(const struct ip *ip, __u64 now_ns, __u32 packets)
 {
@@ -273,10 +273,12 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
     if (!settings || now_ns >= settings->until_ns || skb->protocol != IPV4 ||
         load(skb, LINK_BYTES, &ip, sizeof(ip)))
         return TC_ACT_UNSPEC;
-    // What only workers send takes along what follows it, or each would overtake the other.
-    if (ip.protocol == UDP && now_ns < settings->streams_until_ns) {
+    // What only workers send takes along what follows it, or each would overtake the other. TCP is
+    // not fragmented. Of the others, only fast datagrams are known to gain from workers.
+    if (ip.protocol != TCP && now_ns < settings->streams_until_ns) {
         int is_workers = segment || (ip.fragment & FRAGMENT_BITS) || total > settings->mtu_bytes;
-        if (is_of_stream(&ip, now_ns, is_workers ? STREAM_PACKETS + 1 : total <= LONG_BYTES))
+        int is_small = ip.protocol == UDP && total <= LONG_BYTES;
+        if (is_of_stream(&ip, now_ns, is_workers ? STREAM_PACKETS + 1 : is_small))
             return TC_ACT_UNSPEC;
     }
     // What is sent, the peer's program must take: a packet whose transport checksum is still left to

@@ -369,6 +369,7 @@ fn nothing_is_taken_after_the_lease() {
 
 #[test]
 fn fast_streams_of_small_datagrams_are_left_alone() {
+    const SCTP: u8 = 132;
     let bench = Bench::new(1);
     let streams_until = |streams_until_ns| {
         let settings = Settings { streams_until_ns, ..settings(u64::MAX) };
@@ -400,15 +401,19 @@ fn fast_streams_of_small_datagrams_are_left_alone() {
     pause();
     for _ in 0..1000 {
         assert!(is_taken(&packet(17, 600)), "long datagrams gain nothing from workers");
+        assert!(is_taken(&packet(SCTP, 16)), "only datagrams are known to gain from workers");
     }
-    let mut fragment = packet(17, 600);
-    fragment[6] = 0x20;
-    seal(&mut fragment);
-    for alone in [fragment, packet(17, 1500)] {
-        pause();
-        assert!(is_taken(&small));
-        assert!(!is_taken(&alone), "workers cut it, or answer that it is too long");
-        assert!(!is_taken(&small), "a datagram overtakes one that a worker has");
+    for protocol in [17, SCTP] {
+        let small = packet(protocol, 16);
+        let mut fragment = packet(protocol, 600);
+        fragment[6] = 0x20;
+        seal(&mut fragment);
+        for alone in [fragment, packet(protocol, 1500)] {
+            pause();
+            assert!(is_taken(&small));
+            assert!(!is_taken(&alone), "workers cut it, or answer that it is too long");
+            assert!(!is_taken(&small), "a packet overtakes one that a worker has");
+        }
     }
     pause();
     make_stream();
