@@ -79,8 +79,8 @@ impl NodeGuard {
                 Ok(_) => {}
                 Err(error) => told.once(&with_causes(error), |text| {
                     warn!(
-                        "this node has the address {public_ip} now, but not the lock of that, \
-                         trying again: {text}"
+                        "this node has the address {public_ip}, but not the lock of that, trying \
+                         again: {text}"
                     );
                 }),
             }

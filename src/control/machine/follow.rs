@@ -360,7 +360,7 @@ impl Machine {
         let Some(outage) = self.outage.take() else { return };
         // The others have to register again, too, and try that as often as this node.
         let rest = self.timing.renew_retry.min(self.timing.stale_hold);
-        self.stale.prolong(self.now.boot + rest);
+        self.stale.prolong(self.now.boot, self.now.boot + rest);
         if outage.reported {
             self.quiet_until = self.now.boot + REPORT_PAUSE;
             let seconds = (self.now.boot - outage.since).as_secs();

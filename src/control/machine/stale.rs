@@ -60,9 +60,11 @@ impl Stale {
         self.held.entry(lease.subnet).or_insert((lease, until));
     }
 
-    /// Holds the peers until `least` at least.
-    pub(super) fn prolong(&mut self, least: Duration) {
-        self.held.values_mut().for_each(|(_, until)| *until = least.max(*until));
+    /// Holds the peers whose time is over until `end`. Others have theirs: a store that comes and
+    /// goes shall hold nobody for ever.
+    pub(super) fn prolong(&mut self, now: Duration, end: Duration) {
+        let over = self.held.values_mut().filter(|(_, until)| *until <= now);
+        over.for_each(|(_, until)| *until = end);
     }
 
     /// Adds the held peers to `peers`, after releasing those that `peers` replace and, unless the

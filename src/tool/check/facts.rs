@@ -214,6 +214,17 @@ impl Facts {
         self.firewall.as_deref().ok_or_else(|| self.firewall_error.as_str().into())
     }
 
+    /// The address from which this host sends to others, as its firewall sees it: behind address
+    /// translation no interface has the public one.
+    pub(super) fn own_address(&self) -> Option<Ipv4Addr> {
+        let addresses = &self.host.as_ref()?.addresses;
+        let index = self.link(self.interface()?)?.id.index;
+        let is_local = |address: &Ipv4Addr| addresses.iter().any(|it| it.address == *address);
+        let first = || addresses.iter().find(|it| it.interface_index == index);
+        let said = self.tunnel_address().or(self.lease().map(|lease| lease.public_ip));
+        said.filter(is_local).or_else(|| first().map(|it| it.address))
+    }
+
     /// That no rule drops this, as far as the rules could be read.
     pub(super) fn nothing_drops(&self, what: &str) -> String {
         match self.firewall_error.as_str() {

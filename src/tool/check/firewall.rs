@@ -230,8 +230,8 @@ fn partly(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> En
         }
         let of_some = |it: &Condition| it.holds(packet) == Some(true) || it.holds_for_some(packet);
         let is_of_some = rule.conditions.iter().all(of_some);
-        // Of all, or of nobody knows which: then none may be left.
-        let may_be_all = holds == Some(true) || !is_of_some;
+        // Then none may be left.
+        let may_be_all = !rule.conditions.iter().any(|it| it.holds_for_some(packet));
         let end = match &rule.action {
             Action::Nothing => continue,
             Action::Drop => End::Dropped(format!("{}: {}", chain.table, rule.text)),

@@ -133,12 +133,7 @@ async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
 async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
     let (status, lease) = (facts.status()?, facts.lease()?);
     let index = facts.link(facts.interface()?)?.id.index;
-    let addresses = &facts.host.as_ref()?.addresses;
-    // Behind address translation no host has the public one.
-    let is_local = |address: &Ipv4Addr| addresses.iter().any(|it| it.address == *address);
-    let first = || Some(addresses.iter().find(|it| it.interface_index == index)?.address);
-    let local = facts.tunnel_address().unwrap_or(lease.public_ip);
-    let local = Some(local).filter(is_local).or_else(first).unwrap_or(local);
+    let local = facts.own_address().unwrap_or(lease.public_ip);
     let mut hosts = BTreeMap::new();
     for peer in &status.routes {
         let (is_alarming, _) = hosts.entry(peer.via.host()).or_insert((false, peer.subnet));

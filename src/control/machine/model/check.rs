@@ -265,10 +265,11 @@ impl World {
 }
 
 impl Node {
-    /// What it holds lasts for a while after an outage.
+    /// What it holds, and what ended in an outage, lasts for a while after that.
     pub(super) fn note_outage(&mut self, is_away: bool, boot: Duration) {
         if self.is_away && !is_away {
-            self.held.values_mut().for_each(|(_, until)| *until = (boot + RETRY).max(*until));
+            let over = self.held.values_mut().filter(|(_, until)| *until <= boot);
+            over.for_each(|(_, until)| *until = boot + RETRY);
         }
         self.is_away = is_away;
     }

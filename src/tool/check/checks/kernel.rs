@@ -79,7 +79,7 @@ pub(super) fn conntrack(facts: &Facts) -> Checked {
 }
 
 pub(super) fn ipsec(facts: &Facts) -> Checked {
-    let own = facts.lease().map(|lease| lease.public_ip);
+    let own = facts.own_address();
     let takes = |host: Ipv4Addr| {
         let is_met = |it: &&Policy| {
             it.destination.contains(host)
@@ -118,7 +118,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     let (external, udp_port) = (external.as_deref(), Some(port));
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
-    let own = facts.lease().and_then(|lease| Prefix::new(lease.public_ip, 32));
+    let own = facts.own_address().and_then(|own| Prefix::new(own, 32));
     let packet = |peer| match hooks == SENT {
         true => Packet {
             udp_port,

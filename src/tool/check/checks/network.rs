@@ -1,5 +1,7 @@
 //! Interfaces, their MTUs, and routes.
 
+use std::net::IpAddr;
+
 use super::super::facts::{Facts, OwnRoute};
 use super::super::finding::{Checked, Finding, failed, forwarding_cure, skipped, warning, well};
 use crate::backend_kind::{BackendKind, CarriedBy};
@@ -268,11 +270,19 @@ fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
         let is_whole = route.destination == subnet || route.destination.length_bits() == 32;
         is_bridge || may_be_of_pods(facts, index) && is_whole
     };
+    let is_to_bridge = |OwnRoute { route, .. }: &OwnRoute| {
+        let hop = route.next_hops.first();
+        (route.kind, route.destination) == (RouteKind::Unicast, subnet)
+            && hop.is_some_and(|hop| is_pods_link(route, hop.interface_index))
+    };
     let leads_away = |OwnRoute { route, path, .. }: &&OwnRoute| match (route.kind, path) {
         (RouteKind::Unicast, Some(path)) => route.next_hops.iter().any(|hop| {
             let is_followed =
                 (hop.interface_index, hop.gateway) == (path.interface_index, path.gateway);
-            is_followed && (hop.gateway.is_some() || !is_pods_link(route, hop.interface_index))
+            // Some have an address of this host for the gateway to its pods.
+            let is_own = |it: &Address| hop.gateway == Some(IpAddr::V4(it.address));
+            let leaves = hop.gateway.is_some() && !host.addresses.iter().any(is_own);
+            is_followed && (leaves || !is_pods_link(route, hop.interface_index))
         }),
         (RouteKind::LOCAL, Some(path)) => {
             let address = route.destination.network();
@@ -280,7 +290,9 @@ fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
             facts.link_name(path.interface_index) == "lo" && !has_address
         }
         // weftd's own blackhole is behind the bridge's route, and alone before there is a bridge.
-        (RouteKind::BLACKHOLE, None) if route.destination == subnet => has_bridge,
+        (RouteKind::BLACKHOLE, None) if route.destination == subnet => {
+            has_bridge && !facts.own_routes.iter().any(is_to_bridge)
+        }
         (RouteKind::BLACKHOLE | RouteKind::UNREACHABLE | RouteKind::PROHIBIT, None) => true,
         (RouteKind::Unicast | RouteKind::Other(_), _) => false,
     };

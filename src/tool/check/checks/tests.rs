@@ -625,6 +625,13 @@ fn what_leads_to_pods_takes_none_away() {
         own_route(255, broadcast, 4),
     ];
     assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok);
+    let by_own = route("10.5.1.0/24", 9, Some("10.5.1.185"));
+    let blackhole = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/24", 0, None) };
+    let behind = OwnRoute { table: 254, route: blackhole, path: None };
+    host(&mut facts).addresses.push(address(9, "10.5.1.185"));
+    facts.own_routes = vec![own_route(254, by_own, 9), behind];
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok, "by an address of this host");
+    host(&mut facts).addresses.pop();
     let mut podless = well(BackendKind::Udp);
     host(&mut podless).links.remove(3);
     let blackhole = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/24", 0, None) };
@@ -671,6 +678,10 @@ fn what_is_usual_is_no_fault() {
         Policy { source: anothers, priority: 0, ..policy(true) },
     ];
     assert_eq!(judge("ipsec-policies", &behind).verdict, Judged::Ok, "one in front lets it pass");
+
+    let mut translated = well(BackendKind::Udp);
+    said(&mut translated).lease.as_mut().unwrap().public_ip = [203, 0, 113, 1].into();
+    assert_eq!(translated.own_address(), Some([192, 0, 2, 1].into()), "no interface has that");
 
     facts.policies = vec![policy(true)];
     facts.filters = vec![filter(true)];

@@ -90,7 +90,9 @@ fn target(name: &str) -> Action {
         "DROP" | "REJECT" => Action::Drop,
         "REDIRECT" | "DNAT" => Action::Divert,
         "RETURN" => Action::Return,
-        "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TRACE" => Action::Nothing,
+        "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TRACE" | "TCPMSS" | "CT" | "DSCP" => {
+            Action::Nothing
+        }
         "QUEUE" | "NFQUEUE" => Action::Unknown,
         chain => Action::Jump(chain.to_owned()),
     }

@@ -272,6 +272,12 @@ fn rules_for_some_packets_may_drop() {
         ("-A FORWARD -d 10.5.1.0/28 -j X\n-A X -p icmp -j REJECT", true),
         ("-A FORWARD -d 10.5.1.7/32 -j X\n-A X -p icmp -j REJECT", false),
         ("-A FORWARD -j ACCEPT\n-A FORWARD -p tcp -j DROP", false),
+        (
+            "-A FORWARD -p tcp -m x --y -j Z\n\
+             -A FORWARD -p udp -m length --length 1300:9000 -j DROP",
+            true,
+        ),
+        ("-A FORWARD -m x --y -j ACCEPT\n-A FORWARD -p tcp -j DROP", false),
         ("-A FORWARD -m conntrack --ctstate INVALID -j DROP", false),
         ("-A FORWARD -d 10.5.1.7/32 -j X\n-A X -m mark ! --mark 0x10000/0x10000 -j REJECT", false),
         ("-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN,RST -j DROP", false),
