@@ -221,7 +221,8 @@ impl Facts {
         let index = self.link(self.interface()?)?.id.index;
         let is_local = |address: &Ipv4Addr| addresses.iter().any(|it| it.address == *address);
         let first = || addresses.iter().find(|it| it.interface_index == index);
-        let said = self.tunnel_address().or(self.lease().map(|lease| lease.public_ip));
+        let public = || self.lease().map(|lease| lease.public_ip);
+        let said = self.tunnel_address().or_else(public);
         said.filter(is_local).or_else(|| first().map(|it| it.address))
     }
 
