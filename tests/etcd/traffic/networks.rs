@@ -22,7 +22,8 @@ const NETWORKS: [Network; 2] = [
     },
 ];
 
-const PINGS: u64 = 5;
+/// More than weftd itself sends meanwhile, to ask how the peer is.
+const PINGS: u64 = 40;
 
 impl Network {
     /// Its daemon on each of both hosts, with the first address of the lease on a device there.
@@ -61,11 +62,12 @@ fn tunnelled(site: &Site) -> u64 {
 fn vxlan_and_host_gw_share_hosts_and_etcd() {
     let site = Site::build(Plan { config: None, ..Plan::of(Version::V3_5) });
     let networks = NETWORKS.each_ref().map(|network| network.start(&site));
-    for ((network, daemons), in_tunnel) in NETWORKS.iter().zip(&networks).zip([PINGS, 0]) {
+    for ((network, daemons), is_tunnelled) in NETWORKS.iter().zip(&networks).zip([true, false]) {
         let before = tunnelled(&site);
         let far = daemons[1].1.gateway().to_string();
         let pings = ["ping", "-q", "-i0.05", "-W1", "-c", &PINGS.to_string(), &far];
         assert!(site.cluster.hosts[0].succeeds(&pings), "{} carries nothing", network.prefix);
-        assert_eq!(tunnelled(&site) - before, in_tunnel, "{} went another way", network.prefix);
+        let in_tunnel = tunnelled(&site) - before;
+        assert_eq!(in_tunnel >= PINGS, is_tunnelled, "{}: {in_tunnel}", network.prefix);
     }
 }
