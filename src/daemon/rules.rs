@@ -97,9 +97,9 @@ pub(super) async fn settled(
             error = keep => return Err(fatal(error)),
             _ = refused.wait_for(|is_refused| !is_refused) => {}
         }
-    }
-    if is_late && !state.borrow().settled {
-        info!("starting without the firewall rules: they are still being set");
+        if !state.borrow().settled {
+            info!("starting without the firewall rules: they are still being set");
+        }
     }
     Ok(())
 }

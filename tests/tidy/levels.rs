@@ -57,7 +57,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "backend",
         &[
-            &["handover", "peer/state"],
+            &["handover", "peer/classic_bpf", "peer/state"],
             &["peer/evidence", "peer/words"],
             &["setup", "peer/one", "peer/echoes"],
             &["peer/capture", "peer/machine"],

@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 use tracing::info;
 
-use super::echoes::{END, EQUAL, HALF_BEHIND, HEADER};
+use super::classic_bpf::{AND, BYTE, END, EQUAL, HALF_BEHIND, HEADER, WORD};
 use super::evidence::{Evidence, Reached};
 use crate::device::ignore_outgoing;
 use crate::packet::ipv4::protocol;
@@ -234,11 +234,6 @@ const PACKET_TYPE: u32 = 0xffff_f004;
 const INTERFACE: u32 = 0xffff_f008;
 const OTHER_HOST: u32 = 3;
 const OUTGOING: u32 = 4;
-
-// Classic BPF, beside what an echo's filter has: load a word or a byte; mask.
-const WORD: u16 = 0x20;
-const BYTE: u16 = 0x30;
-const AND: u16 = 0x54;
 
 /// A code, how many steps to skip if a comparison holds and if it doesn't, and a value.
 #[derive(Debug, Clone, Copy)]

@@ -11,6 +11,7 @@ use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tokio::net::UdpSocket;
 
+use super::classic_bpf::{BYTE_BEHIND, END, EQUAL, HALF_BEHIND, HEADER};
 use crate::device::{Datagrams, SendBatch, only_types, receive_message, tell_arrival};
 use crate::packet::Span;
 use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL, Tokens};
@@ -33,14 +34,6 @@ const PACKET_BYTES_MAX: usize = 64 << 10;
 
 /// Echoes that are sent with one call: as many as fit in the buffer, more than one tick has.
 const BATCH_MAX: usize = PACKET_BYTES_MAX / ECHO_BYTES as usize;
-
-// Classic BPF (include/uapi/linux/filter.h): the length of the IPv4 header; a half or a byte behind
-// it; compare; end.
-pub(super) const HEADER: u16 = 0xb1;
-pub(super) const HALF_BEHIND: u16 = 0x48;
-const BYTE_BEHIND: u16 = 0x50;
-pub(super) const EQUAL: u16 = 0x15;
-pub(super) const END: u16 = 0x06;
 
 /// An echo to send as the kernel routes it.
 #[derive(Debug, Clone, Copy)]

@@ -2,6 +2,7 @@
 //! known of each.
 
 mod capture;
+mod classic_bpf;
 pub(super) mod echoes;
 pub(super) mod evidence;
 pub(super) mod health;

@@ -3,13 +3,14 @@
 //! with another subnet is refused, because every pod here would lose its address.
 
 use std::net::Ipv4Addr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use kube::core::params::ListParams;
 use tokio::sync::Notify;
 
 use super::kube_node::Node;
 use crate::control::lease::LeaseAttributes;
+use crate::failure::lock;
 use crate::route::Prefix;
 
 /// The own Node, shared by list, watch and writer.
@@ -65,7 +66,7 @@ impl OwnNode {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// An event or an answer about the Node, unless it is older than what is known.

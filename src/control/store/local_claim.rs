@@ -4,7 +4,7 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::local_files::Files;
@@ -12,6 +12,7 @@ use crate::config::lock_file::{self, LockFile};
 use crate::config::whole_file::{self, failed};
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::NodeIdentity;
+use crate::failure::lock;
 
 /// More than any claim has.
 const CLAIM_BYTES_MAX: u64 = 4096;
@@ -37,9 +38,9 @@ impl FileClaims {
     /// address.
     pub(super) async fn claim(&self, public_ip: Ipv4Addr, _ttl: Duration) -> StoreResult<()> {
         let Some(node) = self.node.clone() else { return Ok(()) };
-        let locks = Arc::clone(&self.locks.lock().unwrap_or_else(PoisonError::into_inner));
+        let locks = Arc::clone(&lock(&self.locks));
         let claim = move |files: &Files| {
-            let mut locks = locks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut locks = lock(&locks);
             let directory = files.claims_path();
             // Somebody may have removed claims. A store that is not there lacks all of them.
             if files.subnets_path().is_dir() {
@@ -70,7 +71,7 @@ impl FileClaims {
 
     /// Gives up what is claimed. A thread that is still claiming does it for nobody.
     pub(super) async fn release(&self, _is_up: bool) {
-        *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
+        *lock(&self.locks) = Arc::default();
     }
 
     /// Whether an earlier run of this node, since it was booted, was the last to claim `public_ip`.

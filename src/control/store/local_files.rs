@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -28,7 +28,7 @@ use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX};
 use crate::control::own_thread::on_own_thread;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::Snapshot;
-use crate::failure::with_causes;
+use crate::failure::{lock, with_causes};
 use crate::route::Prefix;
 
 /// How long a writer waits for the lock. Holding it takes one listing and two fsyncs, 50 ms on a
@@ -176,7 +176,7 @@ impl Files {
     fn check_identity(&self, path: &Path) -> StoreResult<()> {
         let found = fs::metadata(path).map_err(|source| failed("list", path, source))?;
         let found = (found.dev(), found.ino());
-        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = lock(&self.listed);
         if listed.replace(found).is_none_or(|known| known == found) {
             return Ok(());
         }

@@ -66,15 +66,15 @@ struct Fault {
     says: &'static str,
 }
 
-/// Waits until the fault's screen names its cause.
+/// Waits until the fault's screen names its cause; gives what it shows then.
 #[track_caller]
-fn assert_named(fault: Fault, host: &Namespace, dir: &Path, more: &[&str]) {
+fn assert_named(fault: Fault, host: &Namespace, dir: &Path, more: &[&str]) -> String {
     let Fault { name, screen, says } = fault;
     let watch = Stopwatch::start();
     loop {
         let shown = screen.show(host, dir, more);
         if shown.contains(says) {
-            return;
+            return shown;
         }
         let words = screen.words();
         assert!(!watch.is_over(KNOWN), "{name}: {words} does not say {says:?}:\n{shown}");

@@ -335,8 +335,7 @@ fn try_all(config: &str, all: &[Broken], flags: &[&str]) {
         let before = fault.screen.show(host, &dir, more);
         assert!(!before.contains(fault.says), "{} before it was caused: {before}", fault.name);
         shell(&overlay.lab.hosts[*broken_host], &variables, breaks);
-        assert_named(*fault, host, &dir, more);
-        let screen = fault.screen.show(host, &dir, more);
+        let screen = assert_named(*fault, host, &dir, more);
         // What the fault does to a peer shows in the state, if there was the time for it.
         let is_complaint = |line: &&str| {
             let is_bad = line.starts_with("failed") || line.starts_with("warning");
