@@ -161,6 +161,11 @@ fn open() -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// Has reads wait so long at most. The kernel takes less than a microsecond for no limit.
+pub(super) fn receive_within(socket: &Socket, left: Duration) -> io::Result<()> {
+    socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))
+}
+
 /// Takes answers until `end`, or until all came.
 fn receive(
     mut socket: &Socket,
@@ -175,8 +180,7 @@ fn receive(
         if wait.is_zero() {
             break;
         }
-        // The kernel takes less than a microsecond for no time-out.
-        socket.set_read_timeout(Some(wait.max(Duration::from_millis(1))))?;
+        receive_within(socket, wait)?;
         let received = match socket.read(&mut buffer) {
             Ok(received) => received,
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,

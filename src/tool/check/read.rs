@@ -151,12 +151,11 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
         let from = netlink::path_of_forwarded(host, local, index, 0).await;
         let (to, from) = (or_refused(to).ok()?, or_refused(from).ok()?);
         // Packets may come by the interface by which this host sends.
-        let elsewhere = to.as_ref().ok().filter(|to| to.interface_index != index);
-        let from_refused = from.err().map(|error| match elsewhere {
-            None => why(&error),
-            Some(_) => {
-                format!("{}, if its packets come by {}", why(&error), facts.link_name(index))
-            }
+        let (is_other, name) =
+            (to.as_ref().is_ok_and(|to| to.interface_index != index), facts.link_name(index));
+        let from_refused = from.err().map(|error| match is_other {
+            false => why(&error),
+            true => format!("{}, if its packets come by {name}", why(&error)),
         });
         let to_refused = to.map_or_else(|error| Some(why(&error)), |to| ends_here(facts, host, to));
         let pods_refused = pods_refused(facts, host, subnet).await;
@@ -269,9 +268,8 @@ fn directory(subnet_file: &Path) -> Option<Directory> {
     })
 }
 
-/// The rules of both firewalls,
-/// and why nft's are not among them, if so: it shows those of iptables as well, but for
-/// iptables-legacy's.
+/// The rules of both firewalls, and why nft's are not among them, if so: it shows those of iptables
+/// as well, but for iptables-legacy's.
 async fn firewall() -> Result<(Vec<Chain>, String), String> {
     let nft = output(NFT, &["-j", "list", "ruleset"]).await.and_then(|text| {
         firewall::nftables::parse(&text).ok_or_else(|| "nft answered no JSON".to_owned())

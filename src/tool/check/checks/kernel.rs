@@ -117,7 +117,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     let external = external_name(facts);
     let (external, udp_port) = (external.as_deref(), Some(port));
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
-    let peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
+    let mut peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
     let own = facts.own_address().and_then(|own| Prefix::new(own, 32));
     let packet = |peer| match hooks == SENT {
         true => Packet {
@@ -145,7 +145,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
         let cure = format!("Accept UDP port {port} {way} all nodes in front of that, in {chain}.");
         return warning(rule, cure);
     }
-    match peers.into_iter().find_map(|peer| may_drop(chains, hooks, &packet(Some(peer)))) {
+    match peers.find_map(|peer| may_drop(chains, hooks, &packet(Some(peer)))) {
         None => Ok(facts.nothing_drops(&format!("UDP port {port} there"))),
         Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "the tunnel sends or gets"),
     }

@@ -11,6 +11,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::host::state::MacAddress;
 use crate::sys::link::send_to_link;
+use crate::tool::echo::receive_within;
 
 const ETH_P_ARP: u16 = 0x0806;
 
@@ -41,8 +42,7 @@ pub(super) fn who_has(
         if left.is_zero() {
             return Ok(answers);
         }
-        // The kernel takes less than a microsecond for no time-out.
-        socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        receive_within(&socket, left)?;
         let Ok(PACKET_BYTES) = (&socket).read(&mut packet) else { continue };
         if let Some((address, mac)) = answer(&packet).filter(|(address, _)| asked.contains(address))
         {
