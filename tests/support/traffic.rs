@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 
 use super::lab::Namespace;
+use super::pace::Stopwatch;
 
 /// A transfer that makes no progress for this long is stuck.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
@@ -98,7 +99,11 @@ fn send_stream(mut stream: &TcpStream, seed: u64, bytes: u64) -> (u64, u64) {
         let length = usize::try_from(left).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
         random.fill(&mut chunk[..length]);
         hash.add(&chunk[..length]);
-        stream.write_all(&chunk[..length]).expect("the TCP transfer is stuck or was reset");
+        let mut rest = &chunk[..length];
+        while !rest.is_empty() {
+            let sent = patient(|| stream.write(rest));
+            rest = &rest[sent.expect("the TCP transfer is stuck or was reset")..];
+        }
         left -= length as u64;
     }
     stream.shutdown(Shutdown::Write).expect("an open stream can be shut down");
@@ -109,9 +114,7 @@ fn receive_stream(mut stream: &TcpStream) -> (u64, u64) {
     let mut hash = StreamHash::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
-        match uninterrupted(|| stream.read(&mut chunk))
-            .expect("the TCP transfer is stuck or was reset")
-        {
+        match patient(|| stream.read(&mut chunk)).expect("the TCP transfer is stuck or was reset") {
             0 => return hash.finish(),
             length => hash.add(&chunk[..length]),
         }
@@ -197,6 +200,18 @@ pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
     loop {
         match call() {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Calls again what moved nothing within the socket's time-out, until [`STALL`] is over by a
+/// [`Stopwatch`]: after an outage, TCP waits for as long again before it tries the next time.
+fn patient(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    let watch = Stopwatch::start();
+    loop {
+        match uninterrupted(&mut call) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && !watch.is_over(STALL) => {}
             result => return result,
         }
     }

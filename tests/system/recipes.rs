@@ -28,7 +28,7 @@ const NEEDED_OF_ETC: &str =
     "alternatives group hosts iproute2 ld.so.cache nsswitch.conf passwd protocols services";
 
 /// Far longer than a transfer ever waits.
-const STALL: Duration = Duration::from_secs(10);
+const STALL: Duration = Duration::from_secs(60);
 
 /// The blocks that are run, by the heading that they stand under.
 fn blocks(heading: &str) -> Vec<&'static str> {
