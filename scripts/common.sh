@@ -42,3 +42,10 @@ find_cargo() {
     command -v cargo >/dev/null || PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
     command -v cargo >/dev/null || die "cargo not found; install rustup from https://rustup.rs"
 }
+
+# release_programs ARGUMENT...: has cargo make what users install, in the current directory's project.
+# weft-cni runs on the nodes themselves, whatever C library they have, and is linked statically.
+release_programs() {
+    cargo build --release --locked "$@" --bin weftd --bin weft &&
+        cargo rustc --release --locked "$@" --bin weft-cni -- -C target-feature=+crt-static
+}

@@ -35,11 +35,11 @@ $target, or WEFT_RUST_LIBRARY names the directory library/ of this compiler's so
     (
         unset RUSTC_WRAPPER RUSTC_WORKSPACE_WRAPPER RUSTFLAGS
         cd "$REPO" || exit
-        CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && printf '%s' "${flags[*]}") \
+        CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && printf '%s' "${flags[*]}")
         CFLAGS="-ffile-prefix-map=$home=/cargo -ffile-prefix-map=$REPO=/weft \
--ffile-prefix-map=$scratch=/build" \
-        env "$linker=$(tool "$target" gcc)" cargo build "${build_std[@]}" --locked --release \
-            --bins --target "$target" --target-dir "$scratch" >&2
+-ffile-prefix-map=$scratch=/build"
+        export CARGO_ENCODED_RUSTFLAGS CFLAGS "$linker=$(tool "$target" gcc)"
+        release_programs "${build_std[@]}" --target "$target" --target-dir "$scratch" >&2
     ) || die "the programs cannot be built"
     printf '%s\n' "$scratch/$target/release"
 }
@@ -50,7 +50,7 @@ split_programs() {
     local from=$2 to=$3 objcopy program id place bytes
     objcopy=$(tool "$1" objcopy)
     mkdir -p "$to/bin"
-    for program in weftd weft; do
+    for program in weftd weft weft-cni; do
         id=$(readelf --notes "$from/$program" | sed -n 's/.*Build ID: //p')
         [[ $id =~ ^[0-9a-f]{40}$ ]] || die "$program has no build ID"
         place=$to/debug/usr/lib/debug/.build-id/${id::2}/${id:2}.debug
@@ -75,6 +75,13 @@ check_floor() {
         grep -vxE 'lib(c|m|gcc_s)\.so\.[0-9]+|ld-linux-[a-z0-9_-]+\.so\.[0-9]+' || true)
     [[ -z $needs ]] || die "${1##*/} needs other libraries: $needs"
     say "release: ${1##*/} needs glibc $newest"
+}
+
+# check_static PROGRAM: fails if it needs a loader, and so libraries, of the machine that it runs on.
+check_static() {
+    readelf -W --program-headers "$1" >"$1.headers"
+    ! grep -q INTERP "$1.headers" || die "${1##*/} is not linked statically"
+    rm "$1.headers"
 }
 
 # build_words BIN TO: manual pages and completions, by the programs in BIN.

@@ -59,6 +59,12 @@ check_image() {
     chroot "$root" /opt/bin/flanneld --version 2>"$work/version"
     grep -q "$(weft_version)" "$work/version" || die "the image's flanneld says: $(<"$work/version")"
     chroot "$root" /usr/bin/weft version >/dev/null
+    # On a node without any C library.
+    mkdir "$work/node"
+    chroot "$root" /usr/bin/weft install-cni /flannel >/dev/null
+    cp "$root/flannel" "$work/node"
+    CNI_COMMAND=VERSION chroot "$work/node" /flannel | jq -e .supportedVersions >/dev/null ||
+        die "the CNI plugin does not start without a C library"
     for program in iptables nft ip; do
         chroot "$root" /bin/sh -c "command -v $program" >/dev/null || die "the image has no $program"
     done

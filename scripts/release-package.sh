@@ -5,7 +5,7 @@
 # install_tree BIN WORDS TREE: everything but what only a package manager reads.
 install_tree() {
     local bin=$1 words=$2 tree=$3 file
-    install -D -m 755 -t "$tree/usr/bin" "$bin/weftd" "$bin/weft"
+    install -D -m 755 -t "$tree/usr/bin" "$bin"/{weftd,weft,weft-cni}
     install -D -m 755 -t "$tree/usr/libexec/weft" "$REPO/deploy/mk-docker-opts.sh"
     install -D -m 644 -t "$tree/usr/lib/systemd/system" "$REPO"/deploy/systemd/*.service
     install -D -m 644 "$REPO/deploy/debian/tmpfiles.conf" "$tree/usr/lib/tmpfiles.d/weft.conf"

@@ -1,4 +1,4 @@
-# The libraries in the two programs as CycloneDX 1.5. The input is `cargo metadata`; $inside, a list
+# The libraries in the programs as CycloneDX 1.5. The input is `cargo metadata`; $inside, a list
 # of "NAME VERSION", is what `cargo tree` says is compiled into them, which leaves out macros, build
 # scripts and tests; $sums has Cargo.lock's sums by the same names; $time is when, as text.
 

@@ -100,14 +100,11 @@ pub(super) enum Command {
         /// Where it goes.
         place: PathBuf,
     },
-    /// Puts this program into a container runtime's directory, where it is flannel's CNI plugin
-    /// under the name flannel.
+    /// Puts weft-cni, flannel's CNI plugin, into a container runtime's directory.
     InstallCni {
         /// Where it goes, such as /opt/cni/bin/flannel.
         place: PathBuf,
     },
-    /// What weft does under the name flannel: the CNI plugin, asked by environment and stdin.
-    Cni,
     /// The completions of a shell, to be put where it looks for them.
     Completions {
         /// Which shell.

@@ -1,5 +1,5 @@
-//! `weft` under the name `flannel` in a container runtime's directory: flannel's CNI plugin. It
-//! makes the configuration of another plugin, `bridge` unless one is named, from its own and from
+//! flannel's CNI plugin, and what puts it and its configuration on a node. The plugin makes the
+//! configuration of another plugin, `bridge` unless one is named, from its own and from
 //! `subnet.env`, and runs that one.
 //!
 //! What a pod was made with is kept where flannel's plugin keeps it and as it does, so that each
@@ -21,6 +21,9 @@ use crate::config::whole_file;
 /// Where the plugin goes unless its configuration says otherwise, as with flannel's.
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 const STATE: &str = "/var/lib/cni/flannel";
+
+/// The plugin's name until it is in a runtime's directory.
+const PROGRAM: &str = "weft-cni";
 
 /// Only root makes pods.
 const STATE_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -62,10 +65,13 @@ struct Asked {
     runtime_config: Option<Value>,
 }
 
-/// Puts this program into a runtime's directory, whole at any time; gives one line for the log.
+/// Puts the plugin, which lies beside this program, into a runtime's directory, whole at any time;
+/// gives one line for the log.
 pub(super) fn install(place: &Path) -> anyhow::Result<String> {
-    let program = fs::read("/proc/self/exe").context("cannot read this program")?;
-    whole_file::write_for_others(place, &program, PROGRAM_MODE)?;
+    let program = std::env::current_exe().context("where this program lies is unknown")?;
+    let program = program.with_file_name(PROGRAM);
+    let bytes = fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+    whole_file::write_for_others(place, &bytes, PROGRAM_MODE)?;
     Ok(format!("{} is in place\n", place.display()))
 }
 

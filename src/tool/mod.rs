@@ -44,9 +44,8 @@ const EXIT_DEGRADED: u8 = 1;
 /// Exit code for no answer, and for misuse.
 const EXIT_FAILED: u8 = 2;
 
-/// Second names of the tool, under which it does one thing, where flannel has a program of this
-/// name: in its image, and in a container runtime's directory.
-const SECOND_NAMES: [(&str, &str); 2] = [("install-conf", "install-conf"), ("flannel", "cni")];
+/// The command that is a program of its own in flannel's image: under this name the tool does that.
+const SECOND_NAME: &str = "install-conf";
 
 /// Between two looks of `status --watch`.
 const WATCH_PAUSE: Duration = Duration::from_secs(2);
@@ -61,9 +60,8 @@ const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let name = arguments.next().unwrap_or_default();
     let name = Path::new(&name).file_name().unwrap_or_default();
-    let implied = SECOND_NAMES.iter().find(|(second, _)| name == *second);
     let words: Vec<OsString> = std::iter::once("weft".into())
-        .chain(implied.map(|(_, word)| word.into()))
+        .chain((name == SECOND_NAME).then(|| SECOND_NAME.into()))
         .chain(arguments)
         .collect();
     if words.len() == 1 {
@@ -77,6 +75,14 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         writeln!(io::stderr(), "weft: {error:#}").ok();
         EXIT_FAILED
     }))
+}
+
+/// Runs the program weft-cni, which a container runtime asks by environment and stdin.
+pub fn cni_plugin() -> ExitCode {
+    let (text, code) = cni::run();
+    // One that has gone reads no answer.
+    print(&text).ok();
+    ExitCode::from(code)
 }
 
 /// What to print, and the exit code.
@@ -99,7 +105,6 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Cleanup { subnet_file } => cleanup::run(&subnet_file)?,
         Command::InstallConf { file, place } => cni::install_configuration(&file, &place)?,
         Command::InstallCni { place } => cni::install(&place)?,
-        Command::Cni => return Ok(cni::run()),
         Command::Completions { shell } => completions(shell),
         Command::Man { directory } => manual_pages(&directory)?,
         Command::Version => format!("{}\n", env!("CARGO_PKG_VERSION")),

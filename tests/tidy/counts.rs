@@ -11,7 +11,7 @@ use super::{files, is_test_file, read, test_paths};
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4290),
     ("backend", 5835, 57950),
-    ("bin", 10, 200),
+    ("bin", 15, 200),
     ("config", 1662, 16500),
     ("daemon", 3430, 35320),
     ("control", 5356, 53600),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 245, 2090),
     ("status", 550, 3900),
     ("sys", 1170, 12030),
-    ("tool", 5040, 53950),
+    ("tool", 5045, 53970),
 ];
 
 /// Lines and tokens.

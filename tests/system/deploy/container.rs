@@ -80,6 +80,7 @@ fn the_names_that_flannels_manifests_start_work() {
         let source = match words[words.len() - 2] {
             "/weft/target/release/weftd" => env!("CARGO_BIN_EXE_weftd").into(),
             "/weft/target/release/weft" => env!("CARGO_BIN_EXE_weft").into(),
+            "/weft/target/release/weft-cni" => env!("CARGO_BIN_EXE_weft-cni").into(),
             "deploy/mk-docker-opts.sh" => deploy("mk-docker-opts.sh"),
             _ => continue,
         };

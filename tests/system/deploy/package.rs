@@ -12,6 +12,7 @@ fn package(files: &Path, version: &str) -> PathBuf {
     let made = Command::new("bash")
         .args(["-euc", MAKE_PACKAGE, "bash"])
         .args([env!("CARGO_MANIFEST_DIR"), env!("CARGO_BIN_EXE_weftd"), env!("CARGO_BIN_EXE_weft")])
+        .arg(env!("CARGO_BIN_EXE_weft-cni"))
         .arg(files)
         .env("PACKAGE_VERSION", version)
         .output()
@@ -26,13 +27,14 @@ source "$1/scripts/common.sh"
 source "$REPO/scripts/release-build.sh"
 source "$REPO/scripts/release-package.sh"
 export WEFT_PACKAGE_COMPRESSION=none SOURCE_DATE_EPOCH=1700000000
-work=$(mktemp -d "$4/package-XXXXXX")
+work=$(mktemp -d "$5/package-XXXXXX")
 mkdir "$work/bin"
 objcopy --strip-all "$2" "$work/bin/weftd"
 objcopy --strip-all "$3" "$work/bin/weft"
+objcopy --strip-all "$4" "$work/bin/weft-cni"
 build_words "$work/bin" "$work/words"
 install_tree "$work/bin" "$work/words" "$work/tree"
-debian_package "$work/tree" amd64 'nobody <nobody@localhost>' "$4"
+debian_package "$work/tree" amd64 'nobody <nobody@localhost>' "$5"
 rm -r "$work"
 "#;
 
