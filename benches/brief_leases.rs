@@ -1,6 +1,7 @@
 //! weftd with leases that end within seconds and listings as often: the same daemon, for tests that
-//! cannot wait a day. Durations come from `BRIEF_LEASE_MS` and `BRIEF_RELIST_MS`. With
-//! `PANIC_WITH_PEERS` it has an error: when most peers vanish at once, the control plane panics.
+//! cannot wait a day. Durations come from `BRIEF_LEASE_MS`, `BRIEF_RELIST_MS` and
+//! `BRIEF_TAKE_OVER_MS`. With `PANIC_WITH_PEERS` it has an error: when most peers vanish at once,
+//! the control plane panics.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,6 +19,9 @@ fn main() -> ExitCode {
         }
         if let Some(relist_period) = milliseconds("BRIEF_RELIST_MS") {
             timing.relist_period = relist_period;
+        }
+        if let Some(take_over_max) = milliseconds("BRIEF_TAKE_OVER_MS") {
+            timing.take_over_max = take_over_max;
         }
         if std::env::var_os("PANIC_WITH_PEERS").is_some() {
             // The end of the grace period is beyond what a clock can show.

@@ -167,7 +167,7 @@ fn interface(flags: &FlagValues) -> Result<InterfaceOptions> {
 fn public_ip(text: &str) -> Result<Ipv4Addr> {
     match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(IpAddr::V4(address))
-            if !(address.is_unspecified()
+            if !(address.octets()[0] == 0
                 || address.is_loopback()
                 || address.is_multicast()
                 || address.is_broadcast()) =>

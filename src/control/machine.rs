@@ -270,8 +270,8 @@ impl Machine {
     /// When the next `Event::Timer` is due, by the boot clock; `None` while only an answer or a
     /// change can bring news.
     pub(super) fn next_wake(&self) -> Option<Duration> {
-        let resync = if let Follow::Waiting { at } = self.follow { Some(at) } else { None };
-        let requests = [Some(self.relist_at), resync, self.renew_at, self.own_entry.due()];
+        let follow = if let Follow::Waiting { at } = self.follow { at } else { self.relist_at };
+        let requests = [Some(follow), self.renew_at, self.own_entry.due()];
         let requests = requests.into_iter().filter(|_| self.asked == Asked::Nothing);
         requests.chain([self.publish_at, self.next_release()]).flatten().min()
     }
@@ -292,8 +292,7 @@ impl Machine {
         if self.asked == Asked::Nothing {
             self.ask_next();
         }
-        let lists_next = matches!(self.follow, Follow::Watching { .. } | Follow::Opening);
-        if self.relist_at <= self.now.boot && !lists_next {
+        if self.relist_at <= self.now.boot && self.follow == Follow::Listing {
             self.plan_relist();
         }
         let ended = self.next_release().is_some_and(|at| at <= self.now.boot);
@@ -311,6 +310,10 @@ impl Machine {
         match (self.follow, self.revision) {
             (Follow::Waiting { at }, _) if at > self.now.boot => {}
             (Follow::Waiting { .. }, None) => self.ask_list(Follow::Listing),
+            // Whoever may list and not watch sees new nodes at least this often.
+            (Follow::Waiting { .. }, Some(_)) if self.relist_at <= self.now.boot => {
+                self.ask_list(Follow::Listing);
+            }
             (Follow::Waiting { .. }, Some(revision)) => {
                 self.follow = Follow::Opening;
                 self.asked = Asked::Watch;

@@ -54,7 +54,7 @@ impl SubnetManager {
                 Store::Leased(Leased::Etcd(Box::new(EtcdStore::new(options)?)))
             }
             StoreOptions::Local(directory) => {
-                let store = LocalStore::open(directory.clone()).map_err(|error| {
+                let store = LocalStore::open(directory.clone()).await.map_err(|error| {
                     ConnectError(format!("--local-store cannot be used: {}", with_causes(&error)))
                 })?;
                 Store::Leased(Leased::Local(store))

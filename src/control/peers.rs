@@ -24,7 +24,13 @@ pub fn select<'a>(
             Some((reason, detail)) => rejected.push(rejection(lease, reason, detail)),
         }
     }
-    usable.sort_by(|a, b| (a.created_revision, &a.key).cmp(&(b.created_revision, &b.key)));
+    // Where the store does not tell which is older, an entry of another size than all others have
+    // takes nobody's place.
+    let order = |lease: &&Lease| {
+        let is_odd = lease.subnet.length_bits() != own.subnet.length_bits();
+        (lease.created_revision, is_odd)
+    };
+    usable.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.key.cmp(&b.key)));
     let mut peers = Peers::new();
     for lease in usable {
         if overlapping(&peers, lease.subnet).is_none() {
@@ -162,6 +168,16 @@ mod tests {
             assert_eq!(rejected.len(), 2);
             assert!(rejected.iter().all(|(_, reason)| *reason == RejectReason::OverlapsOther));
         }
+    }
+
+    #[test]
+    fn where_no_age_is_known_a_wide_entry_takes_nobodys_place() {
+        let wide = lease("10.5.16.0/20", "192.0.2.2", 0);
+        let leases =
+            [wide, lease("10.5.17.0/24", "192.0.2.1", 0), lease("10.5.18.0/24", "192.0.2.3", 0)];
+        let (peers, rejected) = selected(&leases);
+        assert_eq!(peers, ["10.5.17.0/24", "10.5.18.0/24"]);
+        assert_eq!(rejected, [("10.5.16.0-20".to_owned(), RejectReason::OverlapsOther)]);
     }
 
     #[test]

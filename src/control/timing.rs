@@ -29,6 +29,8 @@ pub struct Timing {
     pub stale_hold: Duration,
     /// Life of the claim on the PublicIP after its node is gone.
     pub claim_ttl: Duration,
+    /// How long a weftd that takes over may start, while nobody renews the lease.
+    pub take_over_max: Duration,
 }
 
 impl Default for Timing {
@@ -54,6 +56,9 @@ impl Default for Timing {
             // are trusted, within a factor: another node that wants the address waits no longer
             // than that.
             claim_ttl: Duration::from_secs(30),
+            // As long as flanneld's start in Kubernetes waits for its first listing, and far within
+            // the margin by which the lease was renewed.
+            take_over_max: Duration::from_secs(10 * 60),
         }
     }
 }

@@ -27,8 +27,9 @@ use crate::daemon::node_guard::NodeGuard;
 use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::{LogOnce, with_causes};
-use crate::host::interface::{ExternalInterface, discover};
+use crate::host::interface::{ExternalInterface, discover, look};
 use crate::host::lock::LockError;
+use crate::route::Prefix;
 
 /// First and longest pause between two attempts to read the network configuration. flanneld's is a
 /// second; with a little less a node is ready within a second of its store.
@@ -102,9 +103,9 @@ impl Start<'_> {
     async fn begin(self) -> Result<(Begun, Prepared)> {
         let Self { options, manager, .. } = self;
         let mut warm = WarmStart::prepare(options, self.previous).await;
-        let plan = match wait_for_config(manager, &mut warm).await? {
+        let mut plan = match wait_for_config(manager, &mut warm).await? {
             ControlFlow::Continue(plan) => plan,
-            ControlFlow::Break(remembered) => return self.begin_from(remembered).await,
+            ControlFlow::Break(remembered) => return self.begin_from(remembered, None).await,
         };
         info!("Found network config - Backend type: {}", plan.network.backend.kind);
         rules::check_bridge(options, &plan.network)?;
@@ -112,36 +113,40 @@ impl Start<'_> {
         if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
             interface.public_ip = Some(address);
         }
-        let external = discover(&interface).await?;
-        let (network, ExternalInterface { address, name, .. }) = (plan.network.network, &external);
-        if network.contains(*address) {
-            warn!(
-                "{address} of {name} is in the overlay network {network}, as a pod's address is: \
-                 in Kubernetes weftd's pod needs hostNetwork: true, elsewhere choose another \
-                 Network or --iface"
-            );
-        }
-        let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
-        match self.acquire_until_leased(plan, &external, &mut warm).await? {
-            ControlFlow::Continue((plan, own, prepared)) => {
-                let held = Held::Leased(own);
-                Ok((Begun { plan, external, interface, held, guard }, prepared))
-            }
-            ControlFlow::Break(remembered) => {
-                // It takes its own.
-                drop(guard);
-                self.begin_from(remembered).await
+        loop {
+            let external = discover(&interface).await?;
+            warn_of_overlap(&external, plan.network.network);
+            let public_ip = external.public_address;
+            let guard = NodeGuard::take(options, manager.cluster(), public_ip).await?;
+            match self.acquire_until_leased(plan, &external, &interface, &mut warm).await? {
+                Acquired::Leased(acquired) => {
+                    let (plan, own, prepared) = *acquired;
+                    let held = Held::Leased(own);
+                    return Ok((Begun { plan, external, interface, held, guard }, prepared));
+                }
+                Acquired::Remembered(remembered, prepared) => {
+                    // It takes its own.
+                    drop(guard);
+                    let is_for_it = remembered.external.address == external.address;
+                    return self.begin_from(*remembered, prepared.filter(|_| is_for_it)).await;
+                }
+                Acquired::Moved(unchanged) => plan = unchanged,
             }
         }
     }
 
-    /// Goes by the cache.
-    async fn begin_from(self, remembered: Remembered) -> Result<(Begun, Prepared)> {
+    /// Goes by the cache. What is prepared for it already is not prepared again: the queues that
+    /// an earlier weftd has left can be taken once.
+    async fn begin_from(
+        self,
+        remembered: Remembered,
+        prepared: Option<Prepared>,
+    ) -> Result<(Begun, Prepared)> {
         let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
         let guard = NodeGuard::take(self.options, known.cluster, external.public_address).await?;
         let (interface, held) = (self.options.interface.clone(), Held::Cached(known));
-        self.go_on(Begun { plan, external, interface, held, guard }).await
+        self.go_on(Begun { plan, external, interface, held, guard }, prepared).await
     }
 
     /// Goes by what an earlier run of this process had: neither store nor interface need be there.
@@ -150,13 +155,20 @@ impl Start<'_> {
         let (cluster, public_ip) = (self.manager.cluster(), external.public_address);
         let guard = NodeGuard::take(self.options, cluster, public_ip).await?;
         let (plan, interface) = (former.plan.clone(), former.interface.clone());
-        self.go_on(Begun { plan, external, interface, held, guard }).await
+        self.go_on(Begun { plan, external, interface, held, guard }, None).await
     }
 
-    async fn go_on(self, mut begun: Begun) -> Result<(Begun, Prepared)> {
+    async fn go_on(
+        self,
+        mut begun: Begun,
+        prepared: Option<Prepared>,
+    ) -> Result<(Begun, Prepared)> {
         let Begun { plan, external, held, .. } = &mut begun;
         let attributes = held.attributes();
-        let prepared = self.prepare(plan, external, Some(attributes)).await?;
+        let prepared = match prepared {
+            Some(prepared) => prepared,
+            None => self.prepare(plan, external, Some(attributes)).await?,
+        };
         // What a node publishes does not depend on the cache, but which entry is its own does.
         if attributes.public_ip == prepared.attributes.public_ip {
             attributes.clone_from(&prepared.attributes);
@@ -188,8 +200,9 @@ impl Start<'_> {
         self,
         mut plan: Configured,
         external: &ExternalInterface,
+        interface: &InterfaceOptions,
         warm: &mut WarmStart,
-    ) -> Result<ControlFlow<Remembered, (Configured, OwnLease, Prepared)>> {
+    ) -> Result<Acquired> {
         let mut backoff = Backoff::between(BACKOFF);
         let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
         let (manager, mut ready) = (self.manager, None);
@@ -208,7 +221,7 @@ impl Start<'_> {
             };
             let error = match made {
                 Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {
-                    Ok(own) => return Ok(ControlFlow::Continue((plan, own, made))),
+                    Ok(own) => return Ok(Acquired::Leased(Box::new((plan, own, made)))),
                     Err(error) => {
                         ready = Some(made);
                         error
@@ -224,12 +237,17 @@ impl Start<'_> {
             if is_unreachable(&error)
                 && let Some(remembered) = warm.take(&format!("{error:#}"), Some(&plan.network))
             {
-                return Ok(ControlFlow::Break(remembered));
+                return Ok(Acquired::Remembered(Box::new(remembered), ready));
             }
             status.start_is_hindered(&format!("no subnet: {error:#}"));
             let text = format!("No subnet yet, retrying: {error:#}");
             told.once(&text, |text| warn!("{text}"));
             sleep(backoff.next_wait()).await;
+            let found = look(interface, &mut Vec::new()).await;
+            if self.options.follow_address && found.is_ok_and(|it| it.address != external.address) {
+                info!("this host no longer has {}; looking for its address", external.address);
+                return Ok(Acquired::Moved(plan));
+            }
             if !is_exhausted {
                 continue;
             }
@@ -247,6 +265,26 @@ impl Start<'_> {
                 }
             }
         }
+    }
+}
+
+/// What comes of asking the store for a subnet.
+enum Acquired {
+    Leased(Box<(Configured, OwnLease, Prepared)>),
+    /// The cache is used; with what is prepared already, if anything is.
+    Remembered(Box<Remembered>, Option<Prepared>),
+    /// The host has another address by now.
+    Moved(Configured),
+}
+
+fn warn_of_overlap(external: &ExternalInterface, network: Prefix) {
+    let ExternalInterface { address, name, .. } = external;
+    if network.contains(*address) {
+        warn!(
+            "{address} of {name} is in the overlay network {network}, as a pod's address is: in \
+             Kubernetes weftd's pod needs hostNetwork: true, elsewhere choose another Network or \
+             --iface"
+        );
     }
 }
 

@@ -14,6 +14,7 @@ use tracing::{debug, warn};
 use crate::backend_kind::BackendKind;
 use crate::config::options::{Options, StoreOptions};
 use crate::config::whole_file;
+use crate::control::own_thread::on_own_thread;
 use crate::failure::{rights_are_given_up, with_causes};
 use crate::rights::{self, Writable};
 use crate::status::{Kept, SubnetFile};
@@ -61,20 +62,27 @@ pub(super) async fn keep(
     subnet_file.wait_for(|file| file.written).await.ok();
     // A run that goes on after a take-over that failed comes here again.
     if !backend.runs_commands() && WRITABLE.get().is_none() {
-        apply(options);
+        apply(options).await;
     }
     pending().await
 }
 
-fn apply(options: &Options) {
-    let (writable, missing) = Writable::open(&written(options));
+async fn apply(options: &Options) {
+    let paths = written(options);
+    let open = move || {
+        let (writable, missing) = Writable::open(&paths);
+        (writable.only(), writable, missing)
+    };
+    // The directory of a local store may be another host's, which does not answer.
+    let opened = on_own_thread(open.clone()).await;
+    let (only, writable, missing) = opened.unwrap_or_else(|_no_thread| open());
     for (path, errno) in missing {
         warn!("weftd can't write {} until it is restarted: {errno}", path.display());
     }
-    let writable = WRITABLE.get_or_init(|| writable);
+    WRITABLE.set(writable).ok();
     // This thread, and what it starts from now on. What the start did on other threads ends with
     // what it did: no thread waits for more work.
-    match rights::keep_for_control().and_then(|()| writable.limit()) {
+    match rights::keep_for_control().and_then(|()| only?.limit()) {
         Ok(true) => {}
         Ok(false) => debug!("this kernel has no Landlock: weftd may write as its user may"),
         Err(error) => warn!("weftd keeps rights that it doesn't need: {}", with_causes(&error)),

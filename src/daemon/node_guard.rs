@@ -9,18 +9,22 @@ use std::time::Duration;
 use anyhow::Result;
 use futures_util::future::OptionFuture;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::config::options::{Options, StoreOptions};
 use crate::control::changes::next_change;
 use crate::control::lease::LeaseAttributes;
+use crate::control::own_thread::on_own_thread;
 use crate::daemon::configured::REGISTRATION_PHRASE;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::node_lock::{NodeLock, NodeLockError};
 
 /// Between two tries for a lock that could not be taken: each lasts for up to a second.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// How long the directory of a local store is waited for, which may be another host's.
+const DIRECTORY_MAX: Duration = Duration::from_secs(1);
 
 /// The lock, if it could be taken.
 #[derive(Debug)]
@@ -35,7 +39,7 @@ impl NodeGuard {
     /// Refuses if another daemon is the node of `public_ip` in this store, whose cluster has the
     /// number `cluster`. If the lock fails for another reason, the daemon runs without it.
     pub(super) async fn take(options: &Options, cluster: u64, public_ip: Ipv4Addr) -> Result<Self> {
-        let store = identity(&options.store, cluster);
+        let store = identity(&options.store, cluster).await;
         let lock = match NodeLock::acquire(&store, public_ip).await {
             Ok(lock) => Some(lock),
             Err(error @ NodeLockError::Taken { .. }) => {
@@ -90,13 +94,17 @@ impl NodeGuard {
 }
 
 /// Names the store: the same text for the same store, however its address is spelled.
-fn identity(store: &StoreOptions, cluster: u64) -> String {
+async fn identity(store: &StoreOptions, cluster: u64) -> String {
     match store {
         StoreOptions::Etcd(options) => format!("etcd {} of {cluster:x}", options.prefix),
-        StoreOptions::Local(directory) => match std::fs::metadata(directory) {
-            Ok(found) => format!("local {} {}", found.dev(), found.ino()),
-            Err(_) => store.identity(),
-        },
+        StoreOptions::Local(directory) => {
+            let directory = directory.clone();
+            let found = on_own_thread(move || std::fs::metadata(directory));
+            match timeout(DIRECTORY_MAX, found).await {
+                Ok(Ok(Ok(found))) => format!("local {} {}", found.dev(), found.ino()),
+                _ => store.identity(),
+            }
+        }
         StoreOptions::Kube(_) => store.identity(),
     }
 }
@@ -127,7 +135,7 @@ mod tests {
             drop(other);
             until(after, true).await;
         };
-        tokio::time::timeout(Duration::from_secs(20), all).await.expect("given up for ever");
+        timeout(Duration::from_secs(20), all).await.expect("given up for ever");
         kept.abort();
     }
 }

@@ -78,14 +78,16 @@ pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> Exi
 /// has gone on and ends, with a new one.
 async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) -> Result<ExitCode> {
     limits::raise_open_files()?;
+    info!("Installing signal handlers");
+    let mut stop = Box::pin(stop_signals().context("cannot install signal handlers")?);
     // The predecessor is dropped last: it takes that for the end of this process.
-    let Beginning { mut predecessor, mut handover, lock } =
-        take_over::begin(options, passed).await?;
+    let Beginning { mut predecessor, mut handover, lock } = tokio::select! {
+        begun = take_over::begin(options, passed) => begun?,
+        () = stop.as_mut() => return Ok(ExitCode::SUCCESS),
+    };
     let lock = RefCell::new(lock);
     let is_in_container = take_over::is_in_container();
     let (mut manager, mut former) = (OnceCell::new(), RefCell::new(None));
-    info!("Installing signal handlers");
-    let mut stop = Box::pin(stop_signals().context("cannot install signal handlers")?);
     loop {
         let readiness = Readiness::default();
         let (successors, asked) = mpsc::channel(1);
@@ -215,7 +217,13 @@ async fn until_stopped(
         },
         Some(never) = OptionFuture::from(health) => match never {},
         never = descriptors::keep_stored(handover.offered()) => match never {},
-        never = take_over::release(predecessor, handover) => match never {},
+        end = take_over::release(predecessor, handover, run.timing.take_over_max) => match end {
+            Ok(never) => match never {},
+            Err(error) => {
+                error!("{error:#}");
+                Outcome::Exit(ExitCode::FAILURE)
+            }
+        },
         Some(successor) = asked => Outcome::HandOver(successor),
         () = stopped => {
             info!("Waiting for all goroutines to exit");

@@ -182,11 +182,21 @@ async fn receive(stream: &UnixStream) -> anyhow::Result<Option<(Option<OwnedFd>,
     Ok(Some((lock, descriptors)))
 }
 
-/// Lets the weftd that has handed over end, once this one carries packets.
+/// Lets the weftd that has handed over end, once this one carries packets; an error if it does not
+/// within `start_max`.
 pub(super) async fn release(
     predecessor: &mut Option<Predecessor>,
     handover: &Handover,
-) -> Infallible {
+    start_max: Duration,
+) -> anyhow::Result<Infallible> {
+    if predecessor.is_some() {
+        timeout(start_max, handover.carrying()).await.with_context(|| {
+            format!(
+                "--take-over: this weftd carries no packets after {start_max:?}, and nobody renews \
+                 the lease meanwhile; the one before goes on"
+            )
+        })?;
+    }
     handover.carrying().await;
     if let Some(Predecessor(stream)) = predecessor {
         let told = stream.write_u8(RUNNING).await;
@@ -315,8 +325,8 @@ impl Successor {
             Err(_elapsed) => {
                 warn!(
                     "the weftd that is to take over carries no packets after {START_USUAL:?}, so \
-                     this one goes on, by the peers of then; see its log. If it is stopped, this \
-                     one starts again"
+                     this one goes on, by the peers of then, and nobody renews the lease; see its \
+                     log. If it is stopped, this one starts again"
                 );
                 answer.await
             }

@@ -50,7 +50,7 @@ pub async fn discover(options: &InterfaceOptions) -> Result<ExternalInterface, I
 }
 
 /// As `discover`; the log's lines go to `notes`.
-pub(super) async fn look(
+pub async fn look(
     options: &InterfaceOptions,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, AccessFs, BitFlags, PathBeneath, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
-    RulesetStatus,
+    ABI, AccessFs, BitFlags, PathBeneath, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr,
+    RulesetError, RulesetStatus,
 };
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
@@ -48,19 +48,30 @@ impl Writable {
         (Self(places), missing)
     }
 
-    /// Leaves the calling thread, and what it starts from now on, the right to write these and
-    /// nothing else. False where the kernel has no Landlock.
-    pub(crate) fn limit(&self) -> Result<bool, RightsError> {
+    /// That these may be written, and nothing else. Asks each place what it is.
+    pub(crate) fn only(&self) -> Result<Only, RightsError> {
         let rules = self
             .0
             .iter()
             .map(|place| Ok::<_, RulesetError>(PathBeneath::new(place.as_fd(), writes_to(place))));
-        let status = Ruleset::default()
+        Ruleset::default()
             .handle_access(AccessFs::from_write(VERSION))
             .and_then(Ruleset::create)
             .and_then(|ruleset| ruleset.add_rules(rules))
-            .and_then(|ruleset| ruleset.restrict_self())
-            .map_err(RightsError::Files)?;
+            .map(Only)
+            .map_err(RightsError::Files)
+    }
+}
+
+/// What a thread may write.
+#[derive(Debug)]
+pub(crate) struct Only(RulesetCreated);
+
+impl Only {
+    /// Leaves the calling thread, and what it starts from now on, these rights. False where the
+    /// kernel has no Landlock.
+    pub(crate) fn limit(self) -> Result<bool, RightsError> {
+        let status = self.0.restrict_self().map_err(RightsError::Files)?;
         Ok(status.ruleset != RulesetStatus::NotEnforced)
     }
 }
@@ -91,7 +102,7 @@ mod tests {
             let absent = own.join("absent");
             let (writable, missing) = Writable::open(&[own.clone(), absent.clone()]);
             assert_eq!(missing, [(absent, Errno::NOENT)], "nobody is told");
-            let has_landlock = writable.limit().unwrap();
+            let has_landlock = writable.only().unwrap().limit().unwrap();
             assert!(has_landlock, "this test needs a kernel with Landlock: lsm=landlock,...");
             fs::write(own.join("file"), "1").unwrap();
             fs::rename(own.join("file"), own.join("renamed")).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use weft::status::Cause;
 
-use crate::support::lab::{Lab, SubnetEnv, UNDERLAY, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, SubnetEnv, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
@@ -208,6 +208,31 @@ fn duplicate_public_ip_waits_for_its_holder() {
     let taken = SubnetEnv::wait(&dir(1).join("subnet.env"), &mut second);
     println!("taken over after {:?}", started.elapsed());
     assert_eq!(taken.subnet, held.subnet, "the address kept its subnet");
+}
+
+#[test]
+fn a_start_that_waits_goes_by_the_next_address() {
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let store = local_store(files.path(), CONFIG);
+    let lab = Lab::two_hosts();
+    let dir = |host: usize| files.path().join(format!("h{host}"));
+    let mut first = lab.weftd(0, &dir(0), &[&store]);
+    SubnetEnv::wait(&dir(0).join("subnet.env"), &mut first);
+    let host = &lab.hosts[1];
+    let replace = |old: Ipv4Addr, new: Ipv4Addr| {
+        host.exec(&["ip", "address", "del", &format!("{old}/24"), "dev", "wire0"]);
+        host.address("wire0", &format!("{new}/24"));
+    };
+    replace(UNDERLAY[1], UNDERLAY[0]);
+    let mut second = lab.weftd(1, &dir(1), &[&store, BY_NAME]);
+    let public = UNDERLAY[0].to_string();
+    wait_until(LEASE_TIMEOUT, "the second is told whose the address is", || {
+        second.complaints(&public) > 0
+    });
+    replace(UNDERLAY[0], next(1));
+    SubnetEnv::wait(&dir(1).join("subnet.env"), &mut second);
+    let status = Status::of(&dir(1)).0;
+    assert_eq!(status["lease"]["public_ip"], next(1).to_string());
 }
 
 /// As anycast and unnumbered routing protocols have it.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::restarts::{device_index, restarts, under_traffic};
-use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
+use crate::support::lab::{Process, SubnetEnv, WEFTD, example, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
 use crate::support::status::Status;
 
@@ -185,6 +185,50 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
         take_over(overlay, &kept);
     });
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
+}
+
+/// Nobody renews the lease while the next weftd waits for a store.
+#[test]
+fn a_take_over_that_waits_too_long_ends_and_the_first_goes_on() {
+    let kept = ["--fast-path=off"];
+    let mut overlay = Overlay::start_with(CONFIG, [&kept, &[]]);
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let config = overlay.files().join("store/config");
+    let away = config.with_extension("away");
+    under_traffic(&mut overlay, 1000, |overlay| {
+        fs::rename(&config, &away).expect("a file of the test");
+        let program = example("brief-leases").display().to_string();
+        let flags = places(overlay);
+        let mut argv = vec!["env", "BRIEF_TAKE_OVER_MS=1000", &program];
+        argv.extend(flags.iter().map(String::as_str));
+        argv.extend(["--take-over", "--start-from-cache=false", "--iface=wire0"]);
+        let mut next = overlay.lab.hosts[0].spawn(&argv);
+        assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+        assert!(next.complaints("--take-over") > 0, "{}", next.output());
+        wait_until(PATIENCE, "the first weftd is ready again", || is_ready(overlay));
+        fs::rename(&away, &config).expect("a file of the test");
+    });
+    assert!(overlay.daemons[0].ended().is_none());
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
+}
+
+/// As where its disk is full: it is read, and takes no writes.
+#[test]
+fn a_store_that_takes_no_writes_is_no_hindrance_to_a_take_over() {
+    let kept = ["--fast-path=off"];
+    let mut overlay = Overlay::start_with(CONFIG, [&kept, &[]]);
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let cache = overlay.dir(0).join("subnet.env.cache");
+    wait_until(PATIENCE, "the cache is written", || cache.exists());
+    let lock = overlay.files().join("store/.lock");
+    fs::remove_file(&lock).expect("a file of the test");
+    fs::create_dir(&lock).expect("nothing else is there");
+    under_traffic(&mut overlay, 1000, |overlay| take_over(overlay, &kept));
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
+    fs::remove_dir(&lock).expect("it is empty");
+    wait_until(PATIENCE, "the store confirms the subnet", || {
+        Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["stale"] == false)
+    });
 }
 
 #[test]
@@ -388,6 +432,23 @@ fn a_container_is_ready_while_its_workers_carry() {
     wait_until(PATIENCE, "the next one is ready", || next.is_ready(&overlay));
     wait_until(PATIENCE, "the first one has handed over", || !first.is_ready(&overlay));
     assert!(next.stop(Signal::TERM).0 && first.stop(Signal::TERM).0);
+}
+
+/// The kernel keeps from a container's first process what it has no handler for.
+#[test]
+fn a_container_that_waits_for_its_turn_can_be_stopped() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    let config = overlay.files().join("store/config");
+    fs::remove_file(&config).expect("a file of the test");
+    let mut next = overlay.weftd(0, &["--take-over", "--start-from-cache=false"]);
+    wait_until(PATIENCE, "the next weftd waits", || next.complaints("config") > 0);
+    let third = Contained::start(&overlay, &[]);
+    wait_until(PATIENCE, "the third one waits", || third.0.output().contains("sock.next"));
+    let (is_well, output) = third.stop(Signal::TERM);
+    assert!(is_well, "{output}");
+    next.stop(Signal::TERM, PATIENCE);
+    wait_until(PATIENCE, "the first weftd goes on", || is_ready(&overlay));
+    assert!(overlay.daemons[0].ended().is_none());
 }
 
 /// Containers of one node that follow each other, as an update of a DaemonSet with surge has them.

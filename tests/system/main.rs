@@ -11,6 +11,7 @@ mod fast_path;
 mod faults;
 mod footprint;
 mod handover;
+mod hanging_store;
 mod lab_selfcheck;
 mod lease;
 mod life_cycle;

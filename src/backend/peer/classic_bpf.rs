@@ -8,8 +8,6 @@ pub(super) const BYTE: u16 = 0x30;
 pub(super) const HEADER: u16 = 0xb1;
 /// Loads a half so far behind the index.
 pub(super) const HALF_BEHIND: u16 = 0x48;
-/// Loads a byte there.
-pub(super) const BYTE_BEHIND: u16 = 0x50;
 /// Masks what was loaded.
 pub(super) const AND: u16 = 0x54;
 /// Skips so many steps if it is equal, and so many if not.

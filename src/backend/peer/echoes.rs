@@ -11,7 +11,7 @@ use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tokio::net::UdpSocket;
 
-use super::classic_bpf::{BYTE_BEHIND, END, EQUAL, HALF_BEHIND, HEADER};
+use super::classic_bpf::{END, EQUAL, HALF_BEHIND, HEADER};
 use crate::device::{Datagrams, SendBatch, only_types, receive_message, tell_arrival};
 use crate::packet::Span;
 use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL, Tokens};
@@ -19,8 +19,8 @@ use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL, Tokens};
 /// Room for the answers to several searches for a path's MTU at once.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
-/// Room for some hundred requests: each says no more than the one before.
-const REQUESTS_BUFFER_BYTES: usize = 128 << 10;
+/// Room for some hundred errors and requests: each says no more than the one before.
+const OTHERS_BUFFER_BYTES: usize = 128 << 10;
 
 /// Answers received in one go, far more than were asked for: a flood of unsolicited ones must not
 /// block the control plane.
@@ -48,9 +48,9 @@ pub(super) struct Echo {
 #[derive(Debug)]
 pub(in crate::backend) struct Echoes {
     socket: Socket,
-    /// Where others' echoes to this host come, if they are of interest: beside the answers, which
-    /// a flood of pings must not crowd out.
-    requests: Option<Socket>,
+    /// Where errors come, which anybody can make up, and others' echoes to this host, if they are
+    /// of interest: beside the answers, which a flood of them must not crowd out.
+    others: Socket,
     tokens: Tokens,
     identifier: u16,
     buffer: Box<[u8]>,
@@ -60,13 +60,14 @@ impl Echoes {
     /// Wants the right to raw sockets. Others' echoes to this host are told of if it `is_asked`.
     pub(super) fn open(is_asked: bool) -> io::Result<Self> {
         let identifier = fastrand::u16(..);
-        let socket = raw_socket(&ANSWERS, RECEIVE_BUFFER_BYTES)?;
-        socket.attach_filter(&answers_only(identifier))?;
+        let [replies, errors @ ..] = ANSWERS;
+        let socket = raw_socket(&[replies], RECEIVE_BUFFER_BYTES)?;
+        socket.attach_filter(&own_only(identifier))?;
         socket.set_header_included_v4(true)?;
-        let requests = is_asked.then(|| raw_socket(&[REQUESTS], REQUESTS_BUFFER_BYTES));
+        let others: Vec<u8> = errors.into_iter().chain(is_asked.then_some(REQUESTS)).collect();
         Ok(Self {
             socket,
-            requests: requests.transpose()?,
+            others: raw_socket(&others, OTHERS_BUFFER_BYTES)?,
             tokens: Tokens::default(),
             identifier,
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
@@ -127,7 +128,7 @@ impl Echoes {
     pub(super) fn receive(&mut self) -> Vec<(u32, Duration, Answer)> {
         let mut messages = Vec::new();
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        for socket in [Some(&self.socket), self.requests.as_ref()].into_iter().flatten() {
+        for socket in [&self.socket, &self.others] {
             for _ in 0..ANSWERS_MAX {
                 let Ok(arrival) = receive_message(socket.as_fd(), &mut self.buffer) else { break };
                 let message = self.read(&self.buffer[..arrival.bytes]);
@@ -141,15 +142,9 @@ impl Echoes {
     /// Until something has come. Cancel-safe. The runtime knows the socket for so long only: else
     /// each answer would wake this thread, and each echo that leaves the send buffer.
     pub(super) async fn readable(&self) {
-        let requests = async {
-            match &self.requests {
-                Some(socket) => readable(socket).await,
-                None => pending().await,
-            }
-        };
         tokio::select! {
             () = readable(&self.socket) => {}
-            () = requests => {}
+            () = readable(&self.others) => {}
         }
     }
 }
@@ -176,19 +171,15 @@ fn raw_socket(types: &[u8], buffer_bytes: usize) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Of replies, lets in those with this identifier: whoever pings from this host or makes replies
-/// up could fill the buffer, and answers of peers would be lost. Sees packets from their IPv4
-/// header on (`raw_rcv`, net/ipv4/raw.c).
-fn answers_only(identifier: u16) -> [SockFilter; 7] {
-    let [replies, ..] = ANSWERS;
-    let whole = PACKET_BYTES_MAX as u32;
+/// Lets in what has this identifier: whoever pings from this host or makes replies up could fill
+/// the buffer, and answers of peers would be lost. Sees packets from their IPv4 header on
+/// (`raw_rcv`, net/ipv4/raw.c).
+fn own_only(identifier: u16) -> [SockFilter; 5] {
     [
         SockFilter::new(HEADER, 0, 0, 0),
-        SockFilter::new(BYTE_BEHIND, 0, 0, 0),
-        SockFilter::new(EQUAL, 0, 2, replies.into()),
         SockFilter::new(HALF_BEHIND, 0, 0, 4),
         SockFilter::new(EQUAL, 0, 1, identifier.into()),
-        SockFilter::new(END, 0, 0, whole),
+        SockFilter::new(END, 0, 0, PACKET_BYTES_MAX as u32),
         SockFilter::new(END, 0, 0, 0),
     ]
 }
@@ -241,7 +232,7 @@ mod tests {
         };
         (echoes.identifier, asked.identifier, others.identifier) = (1, 2, 3);
         for echoes in [&echoes, &asked] {
-            echoes.socket.attach_filter(&answers_only(echoes.identifier)).unwrap();
+            echoes.socket.attach_filter(&own_only(echoes.identifier)).unwrap();
         }
         // Each with its answer takes up twice the kernel's record of a packet and more.
         let mut left = 2 * RECEIVE_BUFFER_BYTES / 768;
@@ -256,6 +247,23 @@ mod tests {
             echoes.send(&[echo], |_, error| panic!("{error}"));
             assert_eq!(answerers(echoes, 1), [loopback(4)]);
         }
+    }
+
+    #[test]
+    fn made_up_errors_do_not_crowd_out_an_answer() {
+        let (Ok(mut echoes), Ok(forger)) = (Echoes::open(false), raw_socket(&[], 4096)) else {
+            println!("skipped: no right to raw sockets");
+            return;
+        };
+        // Port unreachable, with nothing of what was refused.
+        let error = [3, 3, 0xfc, 0xfc, 0, 0, 0, 0];
+        let to = SocketAddrV4::new(loopback(6), 0).into();
+        for _ in 0..2 * RECEIVE_BUFFER_BYTES / 768 {
+            while forger.send_to(&error, &to).is_err() {}
+        }
+        let echo = Echo { of: None, to: loopback(4), ttl: TTL, sequence: 9 };
+        echoes.send(&[echo], |_, error| panic!("{error}"));
+        assert_eq!(answerers(&mut echoes, 1), [loopback(4)]);
     }
 
     #[test]

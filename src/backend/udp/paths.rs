@@ -122,6 +122,9 @@ struct Path {
     silent: Duration,
     /// Whether no echo of the last search came back.
     is_mute: bool,
+    /// Whether another lease of the peer may be asked instead: this one answered nothing, and may
+    /// be what an earlier node of this address has left.
+    may_retarget: bool,
     /// When the last echo came back.
     answered: Option<Instant>,
     phase: Phase,
@@ -217,6 +220,9 @@ impl Paths {
     pub(super) fn used(&mut self, endpoint: SocketAddrV4, target: Ipv4Addr, now: Instant) {
         if let Some(path) = self.watched.iter_mut().find(|path| path.endpoint == endpoint) {
             path.used = now;
+            if path.may_retarget && path.target != target && matches!(path.phase, Phase::Due(_)) {
+                (path.target, path.may_retarget) = (target, false);
+            }
             return;
         }
         if self.watched.len() == WATCHED_MAX {
@@ -237,6 +243,7 @@ impl Paths {
             answer: ANSWER,
             silent: SILENT_FIRST,
             is_mute: false,
+            may_retarget: false,
             answered: None,
             phase: Phase::Due(now),
         });
@@ -366,6 +373,7 @@ impl Path {
     ) {
         let mut pause = watch;
         self.is_mute = found == SearchResult::Mute;
+        self.may_retarget = self.is_mute;
         match found {
             SearchResult::Wide => {
                 self.silent = SILENT_FIRST;

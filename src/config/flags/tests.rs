@@ -227,7 +227,7 @@ fn interface_options() {
     let mapped = run(&["--public-ip=::ffff:198.51.100.7"]);
     assert_eq!(mapped.interface.public_ip, options.interface.public_ip);
     let texts = ["x", "2001:db8::1", "1.2.3", "1.2.3.4/24", "01.2.3.4"];
-    for address in texts.into_iter().chain(["0.0.0.0", "127.0.0.1", "224.0.0.1"]) {
+    for address in texts.into_iter().chain(["0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.1"]) {
         assert_refused(&[&format!("--public-ip={address}")], "invalid public IP address");
     }
     assert_refused(&["--iface-can-reach=example.org"], "--iface-can-reach");

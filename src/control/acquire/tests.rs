@@ -212,7 +212,8 @@ async fn daemons_on_one_directory_never_share_a_subnet() {
                 let runtime =
                     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 runtime.block_on(async {
-                    let store = Leased::Local(LocalStore::open(root.to_path_buf()).unwrap());
+                    let store = LocalStore::open(root.to_path_buf()).await.unwrap();
+                    let store = Leased::Local(store);
                     let manager = SubnetManager::over(Store::Leased(store), None);
                     let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.45.0");
                     loop {
@@ -243,7 +244,7 @@ async fn a_claim_that_cannot_be_made_is_made_once_it_can_be() {
     let directory = tempfile::tempdir().unwrap();
     let in_the_way = directory.path().join("weft");
     std::fs::write(&in_the_way, "a file in the way").unwrap();
-    let store = LocalStore::open(directory.path().to_path_buf()).unwrap();
+    let store = LocalStore::open(directory.path().to_path_buf()).await.unwrap();
     let mut store = Leased::Local(store);
     store.claim_as(NodeIdentity::default());
     let timing = Timing { claim_ttl: Duration::from_millis(300), ..Timing::default() };

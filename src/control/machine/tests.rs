@@ -174,6 +174,32 @@ fn a_grace_period_outlasts_an_outage() {
 }
 
 #[test]
+fn whoever_may_list_and_not_watch_sees_new_nodes() {
+    let mut machine = machine();
+    machine.handle(Event::Timer, at(0));
+    let mut asked = machine.handle(listing(&[lease(OWN, 1, 7)], 10), at(0));
+    let refused = || StoreError::Refused { operation: "test", detail: "not to watch".to_owned() };
+    let (mut lists, mut seconds) = (0, 0);
+    while lists < 2 {
+        assert!(seconds < 3600, "nothing is listed any more");
+        if asked.iter().any(|it| matches!(it, Command::Watch { .. })) {
+            asked = machine.handle(Event::Opened(Err(refused())), at(seconds));
+        } else if asked.contains(&Command::List) {
+            lists += 1;
+            let all = [lease(OWN, 1, 7), lease(1, 11, 11)];
+            asked = machine.handle(listing(&all, 11), at(seconds));
+        } else {
+            let wake = machine.next_wake().expect("it goes on").as_secs();
+            assert!(wake >= seconds, "it turns without a pause");
+            seconds = wake.max(seconds + 1);
+            asked = machine.handle(Event::Timer, at(seconds));
+        }
+    }
+    let peers = machine.published.as_ref().unwrap();
+    assert!(peers.contains_key(&lease(1, 0, 0).subnet), "{peers:?}");
+}
+
+#[test]
 fn zero_hold_drops_peers_and_retakes_lease() {
     let timing = Timing { stale_hold: Duration::ZERO, ..Timing::default() };
     let mut machine = watching(timing);

@@ -367,7 +367,7 @@ impl LocalDaemon {
     async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("store");
-        let store = Leased::Local(LocalStore::open(root.clone()).unwrap());
+        let store = Leased::Local(LocalStore::open(root.clone()).await.unwrap());
         let manager = SubnetManager::over(Store::Leased(store), "10.5.100.0/24".parse().ok());
         let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
         let own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
@@ -430,7 +430,7 @@ async fn replaced_directory_gets_own_lease_again() {
 async fn a_missing_configuration_is_told_until_it_is_back() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("store");
-    let store = Leased::Local(LocalStore::open(root.clone()).unwrap());
+    let store = Leased::Local(LocalStore::open(root.clone()).await.unwrap());
     let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
     let manager = SubnetManager::over(Store::Leased(store), None).with_timing(timing);
     let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");

@@ -6,15 +6,16 @@
 //! because other programs, and other boots, must be able to read it.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
 use super::local_claim::FileClaims;
-use super::local_files::Files;
+use super::local_files::{ANSWER_MAX, Files};
 use crate::config::whole_file::failed;
 use crate::control::clock;
-use crate::control::error::StoreResult;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::{Change, Granted, Snapshot};
@@ -26,10 +27,15 @@ const READ_PERIOD: Duration = Duration::from_secs(1);
 /// them cost a hundredth of a processor.
 const READ_PAUSE_PER_LEASE: Duration = Duration::from_micros(500);
 
+/// How long a start waits for the directory before it goes on without, as it does without etcd.
+const OPEN_MAX: Duration = Duration::from_secs(1);
+
 /// A directory of leases.
 pub struct LocalStore {
     files: Files,
     pub(super) claims: FileClaims,
+    /// Whether what was missing in the directory is there.
+    is_prepared: AtomicBool,
 }
 
 /// Changes of the directory, each as a whole snapshot.
@@ -42,15 +48,31 @@ pub(super) struct LocalWatch {
 }
 
 impl LocalStore {
-    /// Opens `directory` and creates what is missing.
-    pub fn open(directory: PathBuf) -> StoreResult<Self> {
+    /// Opens `directory` and creates what is missing: when the configuration is read, if the
+    /// directory does not answer now.
+    pub async fn open(directory: PathBuf) -> StoreResult<Self> {
+        let store = Self::new(directory);
+        match store.prepare(OPEN_MAX).await {
+            Ok(()) | Err(StoreError::Unavailable { .. }) => Ok(store),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn new(directory: PathBuf) -> Self {
         let files = Files::new(directory);
-        files.prepare()?;
-        let claims = FileClaims::new(&files);
-        Ok(Self { files, claims })
+        Self { claims: FileClaims::new(&files), files, is_prepared: AtomicBool::new(false) }
+    }
+
+    async fn prepare(&self, answer_max: Duration) -> StoreResult<()> {
+        if !self.is_prepared.load(Ordering::Relaxed) {
+            self.files.within(answer_max, Files::prepare).await?;
+            self.is_prepared.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub(super) async fn config(&self) -> StoreResult<Vec<u8>> {
+        self.prepare(ANSWER_MAX).await?;
         self.files.apart(Files::read_config).await
     }
 
@@ -92,8 +114,11 @@ impl LocalStore {
     }
 
     pub(super) async fn watch(&self) -> StoreResult<LocalWatch> {
-        let path = self.files.subnets_path();
-        path.metadata().map_err(|source| failed("watch", &path, source))?;
+        let look = |files: &Files| {
+            let path = files.subnets_path();
+            Ok(path.metadata().map_err(|source| failed("watch", &path, source)).map(drop)?)
+        };
+        self.files.apart(look).await?;
         Ok(LocalWatch { files: self.files.clone(), due: Instant::now(), last: None })
     }
 }

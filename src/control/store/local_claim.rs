@@ -12,6 +12,7 @@ use crate::config::lock_file::{self, LockFile};
 use crate::config::whole_file::{self, failed};
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::NodeIdentity;
+use crate::control::own_thread::on_own_thread;
 use crate::failure::lock;
 
 /// More than any claim has.
@@ -71,7 +72,9 @@ impl FileClaims {
 
     /// Gives up what is claimed. A thread that is still claiming does it for nobody.
     pub(super) async fn release(&self, _is_up: bool) {
-        *lock(&self.locks) = Arc::default();
+        let locks = std::mem::take(&mut *lock(&self.locks));
+        // The directory's server is asked to unlock.
+        on_own_thread(move || drop(locks)).await.ok();
     }
 
     /// Whether an earlier run of this node, since it was booted, was the last to claim `public_ip`.

@@ -39,7 +39,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(2);
 
 /// How long the directory is waited for: beyond any wait for the lock. Where its server is away
 /// (NFS), calls hang until that is back.
-const ANSWER_MAX: Duration = Duration::from_secs(20);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Calls at a time, so that those that hang do not gather.
 const CALLS_MAX: usize = 4;
 
@@ -83,7 +83,7 @@ impl Files {
         self.within(ANSWER_MAX, work).await
     }
 
-    async fn within<T: Send + 'static>(
+    pub(super) async fn within<T: Send + 'static>(
         &self,
         answer_max: Duration,
         work: impl FnOnce(&Self) -> StoreResult<T> + Send + 'static,

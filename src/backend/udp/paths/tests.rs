@@ -336,3 +336,23 @@ proptest! {
         prop_assert!(world.now > world.start);
     }
 }
+
+#[test]
+fn of_two_leases_with_one_address_the_one_that_answers_is_measured() {
+    let endpoint = World::endpoint(0);
+    // The host of the first answers nothing: the node has another subnet by now.
+    let stale = Truth { answers: false, ..WIDE };
+    let mut world = World::new(vec![stale, Truth { takes_bytes: 1372, ..WIDE }], 7);
+    let mut seconds = 0;
+    while world.limit_bytes() != Some(1372) {
+        assert!(seconds < 10, "the path stays unmeasured");
+        for _ in 0..100 {
+            for target in [0, 1].map(World::target) {
+                world.paths.used(endpoint, target, world.now);
+            }
+            world.pass(10, false);
+        }
+        seconds += 1;
+    }
+    assert!(world.paths.mute().next().is_none());
+}

@@ -27,7 +27,8 @@ struct Lab {
 impl Lab {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let store = LocalStore::open(directory.path().join("deep/store")).unwrap();
+        let store = LocalStore::new(directory.path().join("deep/store"));
+        store.files.prepare().unwrap();
         Self { directory, store }
     }
 
@@ -380,7 +381,7 @@ async fn old_temporary_files_are_removed_by_the_next_start() {
         names.collect::<std::collections::BTreeSet<_>>()
     };
     let mut before = names();
-    let open = || LocalStore::open(lab.path("")).unwrap();
+    let open = || Files::new(lab.path("")).prepare().unwrap();
     open();
     assert_eq!(names(), before, "somebody writes");
     locked.unlock().unwrap();
