@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use super::*;
 use crate::daemon::http::CONNECTIONS_MAX;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `test` against a server, in one thread as in the daemon.
 fn with_server<F: Future<Output = ()>>(test: impl FnOnce(SocketAddr, Readiness) -> F) {
@@ -119,10 +119,10 @@ fn silent_clients_do_not_keep_a_probe_out() {
         }
         let start = Instant::now();
         assert_eq!(ask(address, "GET", "/healthz").await.0, "200");
-        assert!(start.elapsed() < Duration::from_secs(1), "the probe had to wait");
+        assert!(start.elapsed() < Duration::from_secs(8), "the probe had to wait");
         let mut first = silent.swap_remove(0);
         let mut rest = Vec::new();
-        let over = tokio::time::timeout(Duration::from_secs(1), first.read_to_end(&mut rest));
+        let over = tokio::time::timeout(Duration::from_secs(8), first.read_to_end(&mut rest));
         // Closed or reset, but in any case over, before its own time limit.
         over.await.expect("the oldest connection did not give way").ok();
         assert!(rest.is_empty());

@@ -226,15 +226,23 @@ mod tests {
         fn new() -> Self {
             let node = Self(tempfile::tempdir().unwrap());
             let told = node.path("told");
-            let script = format!("#!/bin/sh\ncat >{}\n", told.display());
-            fs::write(node.path("bridge"), script).unwrap();
-            fs::set_permissions(node.path("bridge"), fs::Permissions::from_mode(0o755)).unwrap();
+            node.has_bridge(&format!("#!/bin/sh\ncat >{}\n", told.display()));
             node.has_subnet("true");
             node
         }
 
         fn path(&self, name: &str) -> PathBuf {
             self.0.path().join(name)
+        }
+
+        /// Has another process write the program. Were it written by this one, a child that a
+        /// thread of another test starts just then could hold it open, and the kernel executes
+        /// nothing that somebody may write to.
+        fn has_bridge(&self, script: &str) {
+            let (text, program) = (self.path("bridge.text"), self.path("bridge"));
+            fs::write(&text, script).unwrap();
+            let installed = Command::new("install").arg("-m755").args([text, program]).status();
+            assert!(installed.unwrap().success());
         }
 
         fn has_subnet(&self, masquerade: &str) {
@@ -341,7 +349,7 @@ mod tests {
         let node = Node::new();
         let asked = node.asked(json!({}));
         assert_eq!(node.call("ADD", &asked).unwrap(), 0);
-        fs::write(node.path("bridge"), "#!/bin/sh\nexit 7\n").unwrap();
+        node.has_bridge("#!/bin/sh\nexit 7\n");
         assert_eq!(node.call("DEL", &asked).unwrap(), 7);
         assert!(node.path("state/c1").exists());
     }

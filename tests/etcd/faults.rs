@@ -18,7 +18,7 @@ use weft::control::timing::Timing;
 
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS};
 use crate::support::control::{Running, manager, network, node};
-use crate::support::etcd::{Etcd, Security};
+use crate::support::etcd::{Etcd, PATIENT, Security};
 use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::members::{Members, Setup, TOKEN_TTL, Version, lease_key};
 use crate::support::overlay::CONFIG;
@@ -353,9 +353,9 @@ fn a_path_that_falls_silent_is_replaced() {
         running.wait_for_peers(&["192.0.2.2"], AGAIN, "the watch does not work").await;
         members.black_hole(&[0]);
         let silent = Stopwatch::start();
-        members
-            .try_ctl(&members.url(1), &["put", &lease_key(1), r#"{"PublicIP":"192.0.2.3"}"#])
-            .unwrap();
+        let (key, value) = (lease_key(1), r#"{"PublicIP":"192.0.2.3"}"#);
+        let put = [&PATIENT, &["put", &key, value][..]].concat();
+        members.try_ctl(&members.url(1), &put).unwrap();
         let bound = Duration::from_secs(20);
         let both = &["192.0.2.2", "192.0.2.3"];
         running.wait_for_peers(both, bound, "a half-open path hangs the watch").await;
@@ -401,10 +401,9 @@ fn invalid_entries_are_logged_once_each() {
         client.put(path("10.5.0.240-28"), last, None).await.unwrap();
         let both = &["192.0.2.2", "192.0.2.3"];
         running.wait_for_peers(both, AGAIN, "junk hides a good node").await;
-        let listed = running.manager.status().read().relists;
-        sleep(Duration::from_secs(4)).await;
         let status = running.manager.status();
-        assert!(status.read().relists > listed + 1, "the test lists too seldom");
+        let listed = status.read().relists;
+        until("it lists twice more", || status.read().relists > listed + 1).await;
         assert_eq!(status.read().store.failures, 0, "junk looks like an outage: {}", log.text());
         for (key, _, reason) in &junk {
             let count = junk.iter().filter(|(_, _, other)| other == reason).count() as u64;

@@ -63,6 +63,9 @@ impl Namespace {
             })
             .with_ansi(false)
             .finish();
+        // While there is one subscriber only, tracing lets the thread that first reaches a call
+        // decide whether anybody wants it, and threads of other tests have none.
+        let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
         let path = format!("/run/netns/{}", self.name);
         let inside = move || {
             let file = File::open(path).unwrap();

@@ -21,6 +21,10 @@ use crate::{Host, NET_CONF, SOON, control, eventually};
 /// Peers know a new address within this time.
 const CONVERGE: Duration = Duration::from_secs(2);
 
+/// A watch that ends within its first second counts as a failure. The node may learn later than the
+/// API that it is open.
+const SERVED: Duration = Duration::from_secs(2);
+
 /// A cluster with the own Node n1 and others, and its follower.
 async fn cluster(others: u8, timing: Timing) -> (KubeApi, control::Running) {
     let api = KubeApi::local();
@@ -93,7 +97,7 @@ async fn every_form_of_gone_causes_relisting() {
     eventually("the watch is open", || api.watches() == 1).await;
     let faults = [("n4", Fault::GoneInStream), ("n3", Fault::Status(410, None))];
     for (left, (lost, fault)) in [2, 1].into_iter().zip(faults) {
-        sleep(Duration::from_millis(1100)).await;
+        sleep(SERVED).await;
         // What no watch tells.
         api.lose_silently(lost);
         api.fail(What::Watch, fault);
@@ -110,7 +114,7 @@ async fn restored_etcd_is_followed_at_once() {
     let (api, mut running) = cluster(2, Timing::default()).await;
     running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "the start").await;
     eventually("the watch is open", || api.watches() == 1).await;
-    sleep(Duration::from_millis(1100)).await;
+    sleep(SERVED).await;
     // The backup is older than n3. A watch from before it is accepted, and would be silent.
     api.restore(&[node("n1", Some("10.244.1.0/24")), other(2), other(4)]);
     // n3 is held for a while, as whenever a store loses data.
@@ -196,7 +200,7 @@ async fn ended_watch_resumes_at_bookmark_without_listing() {
         api.heartbeat("n2");
     }
     api.bookmark();
-    sleep(Duration::from_millis(1200)).await;
+    sleep(SERVED).await;
     // Whoever continues from before the bookmark is told that it is gone.
     api.compact();
     api.end_watches();
@@ -248,7 +252,7 @@ async fn retry_after_is_honored() {
     let (api, mut running) = cluster(1, Timing::default()).await;
     running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
     eventually("the watch is open", || api.watches() == 1).await;
-    sleep(Duration::from_millis(1100)).await;
+    sleep(SERVED).await;
     let watch = Stopwatch::start();
     api.fail(What::Watch, Fault::Status(429, Some(2)));
     api.end_watches();
@@ -264,7 +268,7 @@ async fn retry_after_is_honored() {
     for _ in 0..5 {
         api.fail(What::Watch, Fault::Status(500, None));
     }
-    sleep(Duration::from_millis(1100)).await;
+    sleep(SERVED).await;
     let before = api.seen(What::Watch).len();
     api.end_watches();
     eventually("five errors and a success", || api.seen(What::Watch).len() >= before + 6).await;

@@ -2,7 +2,7 @@
 //! ConfigMap, its paths, on two nodes among others that run other backends. What pods see, what
 //! the Nodes say, and what a kill and a reboot change.
 
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -14,9 +14,10 @@ use crate::secure::Certificates;
 use crate::support::daemonset::CONTAINER;
 use crate::support::kube_api::{KubeApi, PREFIX, Seen, What, flannel_node, node};
 use crate::support::lab::{Lab, Namespace, Process, SubnetEnv, UNDERLAY, WEFTD, wait_until};
+use crate::support::pace::Stopwatch;
 use crate::support::probe::{End, Probe};
 use crate::support::status::Status;
-use crate::support::traffic::tcp_transfer;
+use crate::support::traffic::{tcp_transfer, uninterrupted};
 
 const TOKEN: &str = "the-token-of-the-service-account";
 /// A machine that knows nothing of the overlay, and node 0's address on the link to it.
@@ -319,14 +320,16 @@ fn source_seen(
     receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let port = receiver.local_addr().unwrap().port();
     let sender = from.enter(|| UdpSocket::bind((own, 0))).unwrap();
+    let watch = Stopwatch::start();
     // The first may be lost to an address that is being resolved.
-    (0..5).find_map(|_| {
+    while !watch.is_over(Duration::from_secs(5)) {
         sender.send_to(b"who am I?", SocketAddrV4::new(address, port)).unwrap();
-        match receiver.recv_from(&mut [0; 64]).ok()?.1 {
-            std::net::SocketAddr::V4(source) => Some(*source.ip()),
-            std::net::SocketAddr::V6(_) => None,
+        let received = uninterrupted(|| receiver.recv_from(&mut [0; 64]));
+        if let Ok((_, SocketAddr::V4(source))) = received {
+            return Some(*source.ip());
         }
-    })
+    }
+    None
 }
 
 /// Half of the other Nodes, and the other one of the two.

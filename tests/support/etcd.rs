@@ -78,6 +78,9 @@ impl Etcd {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}"), "--logger", "zap"])
             .args(["--initial-cluster-token", &format!("{:x}", self.token)])
+            // The least: hashing a password at the usual cost may take a slow machine longer than
+            // a request may.
+            .args(["--bcrypt-cost", "4"])
             .stdout(log.try_clone().unwrap())
             .stderr(log);
         if self.security != Security::Plain {
@@ -173,7 +176,9 @@ impl Etcd {
         use std::io::Write;
         let mut child = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
-            .args(["--endpoints", &self.url(), "put", key])
+            .args(["--endpoints", &self.url()])
+            .args(PATIENT)
+            .args(["put", key])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()

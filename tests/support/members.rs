@@ -339,6 +339,9 @@ impl Members {
         let writer = log.clone();
         let subscriber =
             tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+        // While there is one subscriber only, tracing lets the thread that first reaches a call
+        // decide whether anybody wants it, and threads of other tests have none.
+        let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
         self.namespace.enter(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.expect("a runtime");

@@ -30,10 +30,12 @@ impl Status {
     /// Asks the daemon whose socket is in `dir`.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// When it does not answer, nor when it is asked again: a busy machine may be late once.
     #[track_caller]
     pub(crate) fn of(dir: &Path) -> Self {
-        let bytes = fetch_unix(&dir.join("weft.sock"), "/status")
+        let ask = || fetch_unix(&dir.join("weft.sock"), "/status");
+        let bytes = ask()
+            .or_else(|_late| ask())
             .unwrap_or_else(|error| panic!("weftd does not tell its status: {error:#}"));
         Self(serde_json::from_slice(&bytes).expect("the status is JSON"))
     }

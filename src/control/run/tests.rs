@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
+use std::time::Instant;
 
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -68,6 +69,16 @@ impl Daemon {
     async fn end(self) -> End {
         timeout(SOON, self.task).await.expect("still running").unwrap()
     }
+}
+
+/// Waits for what comes late on a machine that is busy.
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let happens = async {
+        while !condition() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(10 * SOON, happens).await.unwrap_or_else(|_| panic!("in vain: {what}"));
 }
 
 fn addresses(peers: &Peers) -> Vec<String> {
@@ -139,10 +150,15 @@ async fn lost_history_is_replaced_by_one_listing() {
 #[tokio::test]
 async fn everything_is_listed_again_now_and_then() {
     let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
+    let started = Instant::now();
     let daemon = Daemon::start(timing).await;
     sleep(Duration::from_millis(700)).await;
-    let listed = daemon.manager.status().read().relists;
-    assert!((4..=9).contains(&listed), "{listed} listings in 7 periods");
+    let listed = || daemon.manager.status().read().relists;
+    until("a fourth listing", || listed() >= 4).await;
+    let (listed, took) = (listed(), started.elapsed());
+    // The first, and one for each period, of which chance leaves 80 ms at least.
+    let most = 1 + took.as_millis() / 80;
+    assert!(u128::from(listed) <= most, "{listed} listings in {took:?}");
 }
 
 #[tokio::test]
@@ -199,10 +215,15 @@ async fn lease_covered_during_outage_is_given_up() {
 
 #[tokio::test]
 async fn renewal_is_on_time_and_conditional() {
+    let started = Instant::now();
     let daemon = Daemon::start(lives(600, 400)).await;
     sleep(Duration::from_millis(900)).await;
-    let renewals = daemon.manager.status().read().store.renewals;
-    assert!((2..=8).contains(&renewals), "{renewals} renewals in 900 ms at one each 200 ms");
+    let renewals = || daemon.manager.status().read().store.renewals;
+    until("a second renewal", || renewals() >= 2).await;
+    let (renewals, took) = (renewals(), started.elapsed());
+    // Not many more than that.
+    let most = took.as_millis() / 110;
+    assert!(u128::from(renewals) <= most, "{renewals} renewals in {took:?} at one each 200 ms");
     assert_eq!(daemon.manager.status().read().conflicts, 0);
     assert!(daemon.manager.status().read().store.lease_expires_unix.is_some());
 }
@@ -238,7 +259,7 @@ async fn failing_renewal_retries_without_storm() {
     assert!(!daemon.task.is_finished());
     daemon.store.set_down(false);
     sleep(Duration::from_millis(2500)).await;
-    assert!(daemon.manager.status().read().store.up);
+    until("the store is up again", || daemon.manager.status().read().store.up).await;
     assert!(daemon.store.get(OWN).is_some());
     assert!(!daemon.task.is_finished());
 }
@@ -249,7 +270,8 @@ async fn a_renewal_without_answer_is_followed() {
     daemon.store.lose_answers(1);
     sleep(Duration::from_millis(2500)).await;
     assert!(!daemon.task.is_finished(), "a lost answer ended the daemon");
-    assert!(daemon.manager.status().read().store.renewals >= 1, "renewing never works again");
+    let renewals = || daemon.manager.status().read().store.renewals;
+    until("renewing works again", || renewals() >= 1).await;
     assert_eq!(daemon.store.keys(), [OWN]);
 }
 
@@ -257,18 +279,16 @@ async fn a_renewal_without_answer_is_followed() {
 async fn a_rewritten_own_entry_is_followed_not_fought() {
     let daemon = Daemon::start(lives(3000, 100)).await;
     sleep(Duration::from_millis(100)).await;
+    let has_end = || daemon.manager.status().read().store.lease_expires_unix.is_some();
+    until("it runs with a lease", has_end).await;
     // The operator makes a reservation of it.
     daemon.store.put(OWN, OWN_VALUE.as_bytes(), Lifetime::Reservation);
-    sleep(Duration::from_millis(200)).await;
-    assert_eq!(daemon.manager.status().read().store.lease_expires_unix, None);
+    until("it is a reservation", || !has_end()).await;
     // And a lease again, with another etcd lease.
     daemon.store.put(OWN, OWN_VALUE.as_bytes(), LEASED);
     sleep(Duration::from_millis(300)).await;
-    assert!(daemon.manager.status().read().store.lease_expires_unix.is_some());
-    assert!(
-        daemon.manager.status().read().store.renewals >= 1,
-        "the end of the new lease is unknown"
-    );
+    let renewals = || daemon.manager.status().read().store.renewals;
+    until("the end of the new lease is known", || renewals() >= 1 && has_end()).await;
     assert!(!daemon.task.is_finished());
 }
 
@@ -278,7 +298,7 @@ async fn an_own_entry_of_junk_is_repaired() {
     sleep(Duration::from_millis(100)).await;
     daemon.store.put(OWN, b"junk", LEASED);
     sleep(Duration::from_millis(200)).await;
-    assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE);
+    until("it is repaired", || daemon.store.get(OWN).unwrap().0 == OWN_VALUE).await;
     assert!(!daemon.task.is_finished());
 }
 
@@ -296,7 +316,8 @@ async fn rewritten_own_entry_is_restored_without_fight() {
     let writes = daemon.store.calls() - before;
     assert!((1..=8).contains(&writes), "{writes} requests to restore the entry in 2 s");
     sleep(Duration::from_secs(4)).await;
-    assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE, "others are told of another node");
+    // Until then, others are told of another node.
+    until("it is restored", || daemon.store.get(OWN).unwrap().0 == OWN_VALUE).await;
 }
 
 #[tokio::test]
@@ -347,8 +368,8 @@ async fn offline_start_ends_with_same_lease() {
     assert_eq!(daemon.manager.status().read().peers, 1);
     daemon.store.set_down(false);
     daemon.wait_for(&[]).await;
-    sleep(Duration::from_millis(100)).await;
-    assert_eq!(daemon.manager.status().read().cached_as_of_unix, None, "stale for ever");
+    let is_stale = || daemon.manager.status().read().cached_as_of_unix.is_some();
+    until("the store confirms what is stale", || !is_stale()).await;
     let fresh = daemon.manager.known().borrow().clone().expect("nothing is remembered");
     assert!(fresh.as_of_unix > 77 && fresh.peers.is_empty());
     assert_eq!(fresh.own.created_revision, revision, "another entry than before");
@@ -376,7 +397,7 @@ impl LocalDaemon {
         let (sender, peers) = tokio::sync::watch::channel(Arc::default());
         let task = tokio::spawn(async move { run(&manager, own, &sender).await });
         sleep(NEVER).await;
-        assert_eq!(addresses(&peers.borrow()), ["192.0.2.2"]);
+        until("the peer is followed", || addresses(&peers.borrow()) == ["192.0.2.2"]).await;
         Self { directory, own_file: root.join("subnets").join(OWN), peers, task }
     }
 }

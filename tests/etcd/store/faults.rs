@@ -45,12 +45,20 @@ async fn a_short_cut_resumes_without_listing() {
     let manager = manager_at(&proxy.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let mut running = Running::start(manager, own);
-    sleep(Duration::from_millis(500)).await;
-    let listed = running.manager.status().read().relists;
+    let (status, watch) = (running.manager.status(), Stopwatch::start());
+    while status.read().relists == 0 {
+        assert!(!watch.is_over(SOON), "it never lists");
+        sleep(Duration::from_millis(20)).await;
+    }
+    // What comes after the listing, the watch alone tells: with that, it is open.
+    etcd.ctl(&["put", &subnet_path("10.5.0.16-28"), r#"{"PublicIP":"192.0.2.3"}"#]);
+    running.wait_for_peers(&["192.0.2.3"], SOON, "the watch does not work").await;
+    let listed = status.read().relists;
     proxy.set(Mode::Cut);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     proxy.set(Mode::Open);
-    running.wait_for_peers(&["192.0.2.2"], Duration::from_secs(6), "an event was lost").await;
+    let both = &["192.0.2.2", "192.0.2.3"];
+    running.wait_for_peers(both, Duration::from_secs(6), "an event was lost").await;
     assert_eq!(
         running.manager.status().read().relists,
         listed,

@@ -13,7 +13,7 @@ use crate::support::control::connect;
 use crate::support::etcd::{Etcd, Security};
 use crate::support::pace::Stopwatch;
 
-/// Hashing a password takes a slow machine longer than a request may.
+/// A busy machine may take longer to refuse a password than a request may.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[tokio::test]
@@ -56,7 +56,6 @@ async fn role_on_prefix_is_enough() {
             if let AcquireError::Store(error @ StoreError::Refused { .. }) = error {
                 break error;
             }
-            // A busy machine may take too long to answer.
             assert!(!watch.is_over(PATIENCE), "a wrong password looks like an outage: {error}");
         };
         assert!(!error.to_string().contains("guess"), "the password is in the message: {error}");

@@ -57,7 +57,9 @@ async fn ask(url: &str) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::TcpListener;
+    use std::net::{SocketAddr, TcpListener};
+
+    use socket2::{Domain, Socket, Type};
 
     use super::*;
     use crate::tool::ask::wait_for;
@@ -82,6 +84,11 @@ mod tests {
         assert!(found.unwrap().starts_with(&format!("http://{address}/x: etcd 3.5.21, ")));
         assert!(answer(&address.to_string()).unwrap_err().contains("HTTP"));
         server.join().unwrap();
+        // One that never listened: a child that another test starts may hold the listener open for
+        // a moment longer.
+        let closed = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        closed.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let address = closed.local_addr().unwrap().as_socket().unwrap();
         assert!(answer(&address.to_string()).unwrap_err().contains("refused"));
         assert!(answer("unix://x").unwrap_err().contains("unix:// is neither"));
     }
