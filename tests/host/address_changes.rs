@@ -16,6 +16,9 @@ use crate::support::traffic::tcp_transfer;
 /// Both nodes are promised to agree within this time.
 const CONVERGE: Duration = Duration::from_secs(2);
 
+/// What a look itself may take, however late it begins.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// Goes before the lab's own way to choose it, by an address, once that is gone.
 const BY_NAME: &str = "--iface=wire0";
 
@@ -55,13 +58,13 @@ fn tunnel_and_lease_follow_a_replaced_address() {
             let started = Stopwatch::start();
             overlay.traffic_resumes(CONVERGE, "the address was replaced");
             let target = overlay.pod(0).to_string();
-            let left = CONVERGE.saturating_sub(started.elapsed());
+            let left = CONVERGE.saturating_sub(started.elapsed()).max(LOOK);
             wait_until(left, "the other way too", || {
                 overlay.lab.pods[1].succeeds(&["ping", "-q", "-c1", "-W0.1", &target])
             });
             println!("{old} to {new}: both ways after {:?}", started.elapsed());
             // The kernel's programs go on between the old addresses until each side knows better.
-            let left = CONVERGE.saturating_sub(started.elapsed());
+            let left = CONVERGE.saturating_sub(started.elapsed()).max(LOOK);
             wait_until(left, "the peer sends to the new address", || {
                 way_to_host_0(&overlay) == new.to_string()
             });
@@ -196,7 +199,8 @@ fn duplicate_public_ip_waits_for_its_holder() {
     let held = SubnetEnv::wait(&dir(0).join("subnet.env"), &mut first);
     let public = UNDERLAY[0].to_string();
     let mut second = lab.weftd(1, &dir(1), &[&store, "--public-ip", &public]);
-    wait_until(CONVERGE, "the second is told whose the address is", || {
+    // With the whole start of a weftd.
+    wait_until(LEASE_TIMEOUT, "the second is told whose the address is", || {
         second.complaints(&public) > 0
     });
     thread::sleep(CONVERGE);

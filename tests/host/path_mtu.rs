@@ -264,8 +264,10 @@ fn narrow_and_widen(overlay: &Routed) -> Vec<String> {
     });
     let log = overlay.daemons[0].output();
     let told: Vec<_> = log.lines().filter(|line| line.contains(" has the MTU ")).collect();
-    assert_eq!(told.len(), 3, "one line a change: {told:#?}");
-    assert!(told[0].contains("172.20.2.1:8285 carries 1372 bytes"), "{told:#?}");
+    // A search that loses echoes to a busy machine finds less at first, which is told as well.
+    let expected = [1372, 1272, 548].map(|bytes| format!("172.20.2.1:8285 carries {bytes} bytes"));
+    let named = told.iter().filter_map(|line| expected.iter().find(|it| line.contains(*it)));
+    assert_eq!(named.collect::<Vec<_>>(), expected.each_ref(), "one line a change: {told:#?}");
     assert!(log.contains("carries 1472 bytes again"), "{log}");
     let large = ["ping", "-q", "-c3", "-i0.02", "-W1", "-Mdont", "-s1444"];
     let far = overlay.leases[1].pod_address().to_string();
@@ -429,11 +431,15 @@ fn nobody_else_makes_a_narrow_path_wide() {
     });
     let request = requests.finish().swap_remove(0);
     nodes.bypass(1, own, 0);
-    let is_narrow = || {
+    let its_route = format!("{narrow}/24 ");
+    let route_mtu_bytes = || {
         let routes = asker.exec(&["ip", "route", "show", "dev", "flannel0"]);
-        routes.contains("mtu 1372")
+        let route = routes.lines().find(|route| route.starts_with(&its_route))?;
+        route.split_whitespace().skip_while(|word| *word != "mtu").nth(1)?.parse::<u32>().ok()
     };
-    wait_until(Duration::from_secs(30), "the narrow path is found", is_narrow);
+    wait_until(Duration::from_secs(30), "the narrow path is found", || {
+        route_mtu_bytes() == Some(1372)
+    });
     let forged: Vec<_> = (0..16).map(|number| echo_reply(&request, narrow, number, 1472)).collect();
     let socket = raw_socket(forger);
     // It is searched again after 5 and then every 30 seconds.
@@ -441,6 +447,9 @@ fn nobody_else_makes_a_narrow_path_wide() {
     while Instant::now() < end {
         forged.iter().for_each(|packet| send_raw(&socket, packet));
         thread::sleep(Duration::from_millis(100));
-        assert!(is_narrow(), "the forged answers removed the route of the narrow path");
+        // A search that loses echoes to a busy machine may find less; more is the forger's doing.
+        let bytes = route_mtu_bytes();
+        let is_narrow = bytes.is_some_and(|bytes| bytes <= 1372);
+        assert!(is_narrow, "the forged answers made the narrow path wide: MTU {bytes:?}");
     }
 }

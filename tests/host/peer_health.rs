@@ -32,8 +32,10 @@ impl Used {
     fn start(config: &str, arguments: &[&str]) -> Self {
         let overlay = Overlay::start_with(config, [arguments, arguments]);
         let mut used = Self { overlay, pings: Vec::new() };
+        for host in 0..2 {
+            assert_eq!(used.state(host), "idle", "nobody sends to it");
+        }
         for (from, to) in [(0, 1), (1, 0)] {
-            assert_eq!(used.state(from), "idle", "nobody sends to it");
             let address = used.overlay.pod(to).to_string();
             let ping = used.overlay.lab.pods[from].spawn(&["ping", "-q", "-i0.2", &address]);
             used.pings.push(ping);
@@ -90,12 +92,16 @@ impl Used {
     #[track_caller]
     fn no_fault(&self, host: usize, inject: &str, repair: &str) {
         self.host(host).exec(&["sh", "-ec", inject]);
+        // Once is no alarm: where a process gets no processor, its answers come late.
+        let mut was_alarmed = [false; 2];
         for _ in 0..30 {
             std::thread::sleep(Duration::from_millis(500));
-            for host in 0..2 {
-                let state = self.state(host);
-                assert!(["", "ok", "deaf"].contains(&state.as_str()), "{inject}: {state}");
-                assert_ne!(self.verdict(host), "degraded", "{inject}: {state}");
+            for (host, was_alarmed) in was_alarmed.iter_mut().enumerate() {
+                let (state, verdict) = (self.state(host), self.verdict(host));
+                let is_well = ["", "ok", "deaf"].contains(&state.as_str());
+                let is_alarmed = !is_well || verdict == "degraded";
+                assert!(!(*was_alarmed && is_alarmed), "{inject}: {state:?}, {verdict:?}");
+                *was_alarmed = is_alarmed;
             }
         }
         self.host(host).exec(&["sh", "-ec", repair]);

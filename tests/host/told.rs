@@ -40,6 +40,8 @@ fn who_starts_it_in_a_pods_network_is_told() {
     let daemon = cluster.weftd(0, files.path(), &[&store]);
     let env = files.path().join("subnet.env");
     wait_until(LEASE_TIMEOUT, "it has a subnet", || env.exists());
+    // The log is written a little later than the file.
+    wait_until(KNOWN, "it is told", || daemon.complaints(network) > 0);
     assert_eq!(daemon.complaints(network), 1, "{}", daemon.output());
 }
 
@@ -127,9 +129,19 @@ fn only_what_loses_all_long_packets_is_narrow() {
     };
     let long = "iifname wire0 meta length > 1300 drop;";
     drop(&format!("{long} iifname wire0 udp dport 8285 numgen inc mod 2 == 0 drop;"));
-    for _ in 0..2 {
-        assert_eq!(finding(), "lossy", "small ones are lost as well");
-    }
+    // Every other datagram is lost, and weftd's own count as well: of the small ones of one
+    // `weft ping`, all may be lost, or none.
+    let is_some_lost = || {
+        let (answer, _) = weft(host, &overlay.dir(0), &["ping", &subnet]);
+        let report = &answer["peers"][0];
+        let legs = report["legs"].as_array().expect("legs");
+        let small = legs.iter().find(|leg| leg["leg"] == "tunnel").expect("small ones");
+        let count = |name: &str| small[name].as_u64().expect("a count");
+        let is_some_lost = (1..count("sent")).contains(&count("answered"));
+        assert!(!is_some_lost || report["finding"] == "lossy", "some are lost: {answer}");
+        is_some_lost
+    };
+    assert!((0..5).any(|_| is_some_lost()), "five pings lost all small ones or none");
     overlay.lab.hosts[1].exec(&["nft", "delete", "table", "inet", "n"]);
     drop(long);
     let found = finding();

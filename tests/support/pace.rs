@@ -48,6 +48,13 @@ impl Stopwatch {
     }
 }
 
+/// How long a repair that is promised within `promise` may take: beside other tests twice as long.
+/// They make and delete namespaces and devices, the kernel makes one such change at a time (its
+/// rtnl lock), and it tells nobody for how long the repair had to wait for them.
+pub(crate) fn repair_limit(promise: Duration) -> Duration {
+    by_effort(2 * promise, promise)
+}
+
 /// What `work` gives, unless it takes longer than `limit` by a [`Stopwatch`].
 pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     let (watch, mut work) = (Stopwatch::start(), pin!(work));

@@ -8,15 +8,18 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::lab::{SubnetEnv, UNDERLAY, comes_true, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, SubnetEnv, UNDERLAY, comes_true, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
+use crate::support::pace::repair_limit;
 use crate::support::status::Status;
 use crate::support::traffic::{
     Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket,
 };
 
 /// Longest time that a repair may take.
-const REPAIR: Duration = Duration::from_secs(1);
+fn repair_max() -> Duration {
+    repair_limit(Duration::from_secs(1))
+}
 
 /// Longest time that a stop may take.
 const STOP: Duration = Duration::from_secs(1);
@@ -139,7 +142,7 @@ fn killed_daemon_recovers_subnet_and_traffic() {
     overlay.daemons[0].stop(Signal::KILL, STOP);
     let started = Instant::now();
     overlay.restart(0, &[]);
-    overlay.traffic_resumes(Duration::from_secs(2), "kill -9 and a new start");
+    overlay.traffic_resumes(LEASE_TIMEOUT, "kill -9 and a new start");
     println!("traffic resumed {:?} after the new start", started.elapsed());
     let lease = SubnetEnv::read(&overlay.dir(0).join("subnet.env")).unwrap();
     assert_eq!(lease, overlay.leases[0], "the restarted daemon has another subnet");
@@ -177,7 +180,7 @@ fn stop_under_load_is_quick_keeps_restart_state() {
     assert!(!host.succeeds(&["ip", "link", "show", "flannel0"]), "flannel0 stays without weftd");
     // Nothing of the stopped one hinders the next.
     overlay.restart(0, &[]);
-    overlay.traffic_resumes(Duration::from_secs(3), "a stop and a new start");
+    overlay.traffic_resumes(LEASE_TIMEOUT, "a stop and a new start");
 }
 
 #[test]
@@ -198,9 +201,9 @@ fn host_damage_is_repaired_within_a_second() {
             argv.extend(words);
             overlay.lab.hosts[0].exec(&argv);
             let started = Instant::now();
-            wait_until(REPAIR, &format!("weftd repairs that {what}"), || is_whole(&overlay));
+            wait_until(repair_max(), &format!("weftd repairs that {what}"), || is_whole(&overlay));
             let repaired = started.elapsed();
-            let resumed = overlay.traffic_resumes(REPAIR, what);
+            let resumed = overlay.traffic_resumes(repair_max(), what);
             println!("round {round}, {what}: repaired in {repaired:?}, traffic {resumed:?} later");
         }
     }
@@ -254,10 +257,10 @@ fn foreign_route_does_not_prevent_device_repair() {
     let foreign = ["10.5.0.0/16", "via", "172.20.0.77", "dev", "wire0", "metric", "100"];
     host.exec(&[&["ip", "route", "add"], &foreign[..]].concat());
     host.exec(&["ip", "link", "delete", "flannel0"]);
-    wait_until(REPAIR, "weftd makes the device again beside a foreign route", || {
+    wait_until(repair_max(), "weftd makes the device again beside a foreign route", || {
         is_whole(&overlay)
     });
-    overlay.traffic_resumes(REPAIR, "the device was deleted beside a foreign route");
+    overlay.traffic_resumes(repair_max(), "the device was deleted beside a foreign route");
     let log = overlay.daemons[0].output();
     assert!(!log.contains("172.20.0.77"), "it takes nothing from the overlay: {log}");
     let routes = host.exec(&["ip", "route", "show", "10.5.0.0/16"]);
@@ -333,10 +336,14 @@ fn status_counts_every_ping_exactly() {
     let far = overlay.pod(1).to_string();
     let count = PINGS.to_string();
     let pod = &overlay.lab.pods[0];
-    // weftd's own echoes to a peer in use are packets as well, and may fall among the pings.
-    let exact = [[[PINGS, PINGS, PINGS * 128]; 2]; 2];
-    let (mut after, mut counted) = (settled(&overlay), Vec::new());
-    while counted.last() != Some(&exact) {
+    // weftd's own echoes to a peer in use are packets of 84 bytes, and may fall among the pings.
+    let is_exact = |[received, forwarded, bytes]: &[u64; 3]| {
+        let echoes = forwarded.saturating_sub(PINGS);
+        received == forwarded && *forwarded >= PINGS && *bytes == PINGS * 128 + echoes * 84
+    };
+    // A status may be read while a packet of somebody's is half counted.
+    let (mut after, mut counted) = (settled(&overlay), Vec::<[[[u64; 3]; 2]; 2]>::new());
+    while !counted.last().is_some_and(|both| both.as_flattened().iter().all(is_exact)) {
         assert!(counted.len() < 10, "{PINGS} pings were counted as {counted:?}");
         let before = after;
         pod.exec(&["ping", "-q", "-c", &count, "-i0.002", "-s100", "-W2", &far]);
@@ -431,10 +438,13 @@ fn half_of_peak_loses_and_reorders_nothing() {
 
 fn stream_is_whole(overlay: &Overlay) {
     const PACKETS: u64 = 50_000;
+    // Half of what the kernel queues for a processor that does not get to it
+    // (net.core.netdev_max_backlog): beyond that, a busy machine loses packets on its own.
+    const IN_FLIGHT_MAX: u64 = 500;
     let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
     let near = udp_socket(&overlay.lab.pods[0], overlay.pod(0));
     let target = SocketAddr::from((overlay.pod(1), port(&far)));
-    let load = Numbered::default();
+    let load = Numbered { in_flight_max: Some(IN_FLIGHT_MAX), ..Numbered::default() };
     thread::scope(|scope| {
         scope.spawn(|| load.receive(&far));
         // Far below what a debug build carries; the rate at which it breaks is the benchmark's. A
@@ -555,15 +565,25 @@ fn unroutable_flood_gets_bounded_icmp_harms_nobody() {
         thread::sleep(Duration::from_secs(1));
         flood.stop.store(true, Ordering::Relaxed);
     });
-    let sent = flood.sent.load(Ordering::Relaxed);
-    wait_until(Duration::from_secs(5), "each packet without a route is counted", || {
-        overlay.status(0).drops("egress", "no-route") - before.drops("egress", "no-route") == sent
+    let refused = flood.refused.load(Ordering::Relaxed);
+    let sent = flood.sent.load(Ordering::Relaxed) - refused;
+    // Packets that found the device's queue full, where weftd got no processor for some time.
+    let overflow = |status: &Status| {
+        status.0["device_drops"]["flannel0"]["egress"].as_u64().expect("a number")
+    };
+    let mut after = before.clone();
+    let what = "each packet without a route is counted, and its error sent or held back";
+    wait_until(Duration::from_secs(5), what, || {
+        after = overlay.status(0);
+        let lost = overflow(&after) - overflow(&before);
+        let counted = after.drops("egress", "no-route") - before.drops("egress", "no-route");
+        let errors = ["icmp_sent", "icmp_limited"]
+            .map(|name| after.count("egress", name) - before.count("egress", name));
+        counted <= sent && counted + lost >= sent && errors.iter().sum::<u64>() == counted
     });
-    let after = overlay.status(0);
     let delta = |name| after.count("egress", name) - before.count("egress", name);
     // RFC 1812, section 4.3.2.8, in Linux's classic figures: 1 a second and a burst of 6 to one
     // host.
     let allowed = 7 + started.elapsed().as_secs();
     assert!((1..=allowed).contains(&delta("icmp_sent")), "{} ICMP errors", delta("icmp_sent"));
-    assert_eq!(delta("icmp_sent") + delta("icmp_limited"), sent);
 }

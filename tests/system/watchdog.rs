@@ -59,7 +59,7 @@ fn a_hanging_worker_is_seen_and_the_service_manager_not_reassured() {
     let thread = worker.field("Pid");
     let debugger = lab.hosts[0].spawn(&["python3", "-c", STOP_THREAD, thread]);
     wait_until(KNOWN, "the status says that a worker hangs", || causes() == [Cause::WorkerStalled]);
-    wait_until(KNOWN, "the log says so, once", || daemon.output().contains("E1"));
+    wait_until(KNOWN, "the log says so, once", || daemon.complaints("worker 0") > 0);
     reassured();
     // Two periods of a second each, at least.
     std::thread::sleep(Duration::from_millis(2500));

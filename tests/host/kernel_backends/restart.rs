@@ -108,7 +108,7 @@ fn a_deleted_device_comes_back_with_every_peer() {
     let took = overlay.traffic_resumes(Duration::from_secs(5), "the device was deleted");
     println!("traffic again {took:?} after the device was deleted");
     wait_until(Duration::from_secs(5), "all peers are set up again", || tables() == before);
-    assert!(overlay.daemons[0].complaints("flannel.1") > 0, "the operator is not told");
+    wait_until(SOON, "the operator is told", || overlay.daemons[0].complaints("flannel.1") > 0);
     // Switched off and on: the kernel drops neighbours and routes, not the device.
     host.exec(&["ip", "link", "set", "flannel.1", "down"]);
     let took = overlay.traffic_resumes(Duration::from_secs(5), "the device was switched off");

@@ -137,9 +137,9 @@ fn replaced_node_inherits_hardware_address_and_traffic() {
     overlay.traffic_resumes(SOON, "an old lease has the same hardware address");
     let routes = overlay.lab.hosts[0].exec(ROUTES);
     assert!(!routes.contains("10.5.0.0/24"), "what is for the old node goes to the new: {routes}");
-    let log = overlay.daemons[0].output();
     let told_of = format!("10.5.0.0/24 of 172.20.0.77 has the VtepMAC {mac} of the newer lease");
-    assert!(log.contains(&format!("{told_of} {}/24", new.network())), "{log}");
+    let both = format!("{told_of} {}/24", new.network());
+    wait_until(SOON, "both leases are named", || overlay.daemons[0].output().contains(&both));
     // And the other way round: whoever came last has it, until that lease is gone.
     put(overlay.files(), "10.5.0.0-24", &ending("172.20.0.78", &data, 48));
     wait_for_text(&overlay, 0, FDB, &format!("{mac} dst 172.20.0.78 self permanent"), true);
@@ -216,7 +216,9 @@ fn mismatched_device_and_stale_peers_are_replaced() {
 #[test]
 fn host_gw_keeps_to_its_own_routes() {
     let mut overlay = Overlay::start_with(HOST_GW, [&["--workers=2"], &[]]);
-    assert_eq!(overlay.daemons[0].complaints("--workers"), 1, "a flag without effect is not told");
+    let told_of_flag = || overlay.daemons[0].complaints("--workers");
+    wait_until(SOON, "a flag without effect is told", || told_of_flag() > 0);
+    assert_eq!(told_of_flag(), 1, "it is told once");
     let network = overlay.leases[1].network();
     let route = format!("{network}/24 via 172.20.0.2 dev wire0 proto 119");
     wait_for_text(&overlay, 0, ROUTES, &route, true);
@@ -237,7 +239,10 @@ fn host_gw_keeps_to_its_own_routes() {
     overlay.lab.hosts[0].exec(&["ip", "route", "delete", &format!("{network}/24")]);
     overlay.traffic_resumes(SOON, "the route was deleted");
     wait_until(SOON, "the repair is counted", || told(&overlay, 0, "repairs") >= 1);
-    assert!(overlay.daemons[0].output().contains("Route recovered"));
+    // Lines of the log are written a little later than what they tell of is counted.
+    wait_until(SOON, "the repair is told", || {
+        overlay.daemons[0].output().contains("Route recovered")
+    });
     // Other backends, a host that is on another link, and one that moves.
     put(overlay.files(), "10.5.100.0-24", &value("172.20.0.77", "vxlan", &vtep(1)));
     put(overlay.files(), "10.5.101.0-24", &value("192.0.2.7", "host-gw", "null"));
@@ -254,7 +259,9 @@ fn host_gw_keeps_to_its_own_routes() {
     );
     let routes = overlay.lab.hosts[0].exec(ROUTES);
     assert!(!routes.contains("10.5.100.0/24") && !routes.contains("10.5.101.0/24"), "{routes}");
-    assert!(overlay.daemons[0].complaints("192.0.2.7") > 0, "the host without a way is not named");
+    wait_until(SOON, "the host without a way is named", || {
+        overlay.daemons[0].complaints("192.0.2.7") > 0
+    });
     std::fs::remove_file(overlay.files().join("store/subnets/10.5.102.0-24")).unwrap();
     wait_for_text(&overlay, 0, ROUTES, "10.5.102.0/24", false);
     // A host that never gets its route delays no repair of another.

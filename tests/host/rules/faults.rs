@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -14,7 +14,7 @@ use crate::rules::site::{
     HOST_OUTSIDE, OUTSIDE, Site, Variant, rules_in_place, source_seen, weftd_with,
 };
 use crate::support::cost::wait_for_fewer_rights;
-use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, comes_true, wait_until};
 use crate::support::overlay::local_store;
 use crate::support::pace::Stopwatch;
 
@@ -101,42 +101,44 @@ fn remove_second_forward_rule(variant: Variant, dir: &Path, host: &Namespace) {
     }
 }
 
-/// Sends from one pod to the other every 5 ms while `work` runs; how many that were, and when they
-/// arrived.
+/// Sends from one pod to the other every 5 ms while `work` runs; how many the kernel took, and when
+/// they arrived.
 fn while_sending(
     (from, to): (&Namespace, &Namespace),
     address: Ipv4Addr,
     work: impl FnOnce(),
 ) -> (usize, Vec<Instant>) {
     let receiver = to.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
-    receiver.set_read_timeout(Some(Duration::from_millis(200))).expect("a time is a time");
+    receiver.set_read_timeout(Some(Duration::from_millis(20))).expect("a time is a time");
     let target = SocketAddrV4::new(address, receiver.local_addr().expect("it is bound").port());
     let sender = from.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
-    let is_over = AtomicBool::new(false);
+    let (is_over, is_drained) = (AtomicBool::new(false), AtomicBool::new(false));
+    let arrived = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| {
             let mut sent = 0;
             while !is_over.load(Ordering::Relaxed) {
-                sender.send_to(b"still there?", target).ok();
-                sent += 1;
+                sent += usize::from(sender.send_to(b"still there?", target).is_ok());
                 std::thread::sleep(Duration::from_millis(5));
             }
             sent
         });
         let arrivals = scope.spawn(|| {
             let mut arrivals = Vec::new();
-            // The last ones are on their way when the sender ends.
-            loop {
-                match receiver.recv(&mut [0; 64]) {
-                    Ok(_) => arrivals.push(Instant::now()),
-                    Err(_) if is_over.load(Ordering::Relaxed) => return arrivals,
-                    Err(_) => {}
+            while !is_drained.load(Ordering::Relaxed) {
+                if receiver.recv(&mut [0; 64]).is_ok() {
+                    arrivals.push(Instant::now());
+                    arrived.store(arrivals.len(), Ordering::Relaxed);
                 }
             }
+            arrivals
         });
         work();
         is_over.store(true, Ordering::Relaxed);
         let sent = sent.join().expect("the sender does not fail");
+        // The last ones are on their way when the sender ends.
+        comes_true(Duration::from_secs(2), || arrived.load(Ordering::Relaxed) >= sent);
+        is_drained.store(true, Ordering::Relaxed);
         (sent, arrivals.join().expect("the receiver does not fail"))
     })
 }

@@ -154,7 +154,11 @@ fn systemd_runs_the_unit_as_it_is() {
     let rules = answer("nat");
     assert!(rules.contains("-s 10.5.0.0/16") && rules.contains("MASQUERADE"), "{answers}");
     assert!(answer("forward").contains("-s 10.5.0.0/16"), "{answers}");
-    assert_eq!(answer("again"), "NRestarts=1\nActiveState=active\n", "{answers}");
+    let again = answer("again");
+    let count = |line: &str| line.strip_prefix("NRestarts=")?.parse::<u32>().ok();
+    // More than once, where a start takes longer than systemd waits for it.
+    assert!(again.lines().find_map(count) >= Some(1), "{answers}");
+    assert!(again.contains("ActiveState=active\n"), "{answers}");
     assert_eq!(answer("same"), env, "kill -9 and Restart= changed the subnet");
     assert_eq!(answer("ended"), "Result=success\nActiveState=inactive\n", "{answers}");
     assert_eq!(answer("kept"), env, "a stop removed subnet.env");
