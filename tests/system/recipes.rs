@@ -60,6 +60,7 @@ impl Host {
         let release = repository.join("target/release");
         symlink(env!("CARGO_BIN_EXE_weftd"), release.join("weftd")).unwrap();
         symlink(env!("CARGO_BIN_EXE_weft"), release.join("weft")).unwrap();
+        symlink(env!("CARGO_BIN_EXE_weft-cni"), release.join("weft-cni")).unwrap();
         stand_in(&root.join("bin/cargo"), "exit 0");
         let asked = format!("echo \"$*\" >>{}", root.join("asked").display());
         stand_in(&root.join("bin/systemctl"), &asked);
