@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use by_peer::{ByPeer, PACKET_OVERHEAD, PEERS_COUNTED_MAX, PeerTraffic, spread};
-pub use long_sends::{LONG_BYTES, LongSends};
+pub use long_sends::LONG_BYTES;
 pub use samples::{DroppedPacket, SAMPLE_BYTES_MAX, Sample, Samples};
 
 /// A count written by one thread and read by any.
@@ -310,10 +310,8 @@ pub struct WorkerStats {
     pub receive_overflows: Counter,
     /// What went to and came from each peer.
     pub by_peer: ByPeer,
-    /// Who was sent long datagrams lately; no count, so in no total.
-    pub long_sends: LongSends,
     /// When the worker last began a turn, on the monotonic clock, 0 before the first: others see by
-    /// it that it neither hangs nor starves. In no total either.
+    /// it that it neither hangs nor starves. In no total.
     pub last_turn_ns: Counter,
 }
 
@@ -354,7 +352,7 @@ mod tests {
             failed_sends: 10,
         };
         let peer = Ipv4Addr::new(192, 0, 2, 1);
-        worker.by_peer.sent(peer, 1, 2);
+        worker.by_peer.sent(peer, 1, 2, false);
         worker.by_peer.received(peer, 3, 4, || true);
         worker.by_peer.failed(peer, 5);
         assert_eq!(WorkerStats::traffic([&worker, &worker], peer), double);

@@ -17,8 +17,8 @@ use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::failure::lock;
 use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
-use crate::route::{Prefix, Published};
-use crate::stats::{LongSends, WorkerStats};
+use crate::route::{HostSet, Prefix, Published};
+use crate::stats::WorkerStats;
 use crate::status::{BackendCounts, FastPath, TunnelEnd, Worker};
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
@@ -70,8 +70,8 @@ pub struct Workers {
 pub struct Taken {
     /// None where there are no programs.
     counts: Option<Arc<Counts>>,
-    /// Whom they sent long packets.
-    pub(super) long_sends: LongSends,
+    /// Whom they sent long packets since somebody last took this.
+    pub(super) long_sends: Mutex<HostSet>,
     numbers: Mutex<Numbers>,
 }
 
@@ -90,7 +90,7 @@ impl Taken {
     pub(super) fn new(counts: Option<Arc<Counts>>) -> Self {
         let free = (0..PEERS_MAX).rev().collect();
         let numbers = Numbers { of: BTreeMap::new(), free, former: PeerCounts::default() };
-        Self { counts, long_sends: LongSends::default(), numbers: Mutex::new(numbers) }
+        Self { counts, long_sends: Mutex::default(), numbers: Mutex::new(numbers) }
     }
 
     /// Which counts are those of `peer`, that has leased `subnet`; whoever gets none is the

@@ -225,11 +225,9 @@ fn count_sent(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize
     let packet = plan.spans(index).first().and_then(|span| span.of(arena));
     let is_answer =
         packet.is_some_and(|packet| echo::is_answer_from(config.local.tun_address, packet));
-    if !is_answer && segment_bytes > LONG_BYTES {
-        config.stats.long_sends.mark(destination);
-    }
     if !is_answer || segments > 1 {
-        config.stats.by_peer.sent(*destination.ip(), segments.into(), bytes.into());
+        let is_long = !is_answer && segment_bytes > LONG_BYTES;
+        config.stats.by_peer.sent(*destination.ip(), segments.into(), bytes.into(), is_long);
     }
 }
 
@@ -275,7 +273,7 @@ fn send_one_by_one(
                     let spans = datagrams(first).take(count).flatten();
                     let bytes = spans.map(|span| u64::from(span.bytes)).sum();
                     stats.egress.forwarded(count as u64, count as u64, bytes);
-                    stats.by_peer.sent(*destination.ip(), count as u64, bytes);
+                    stats.by_peer.sent(*destination.ip(), count as u64, bytes, false);
                     sent += count;
                     return;
                 }

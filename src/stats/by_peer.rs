@@ -1,10 +1,12 @@
-//! What one worker did for each peer, in a bounded table: packets and bytes each way, and sends
-//! that failed. Touched once for each datagram or batch of datagrams, not for each packet in it.
+//! What one worker did for each peer, in a bounded table: packets and bytes each way, sends that
+//! failed, and whether it was sent long datagrams lately. Touched once for each datagram or batch
+//! of datagrams, not for each packet in it.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Counter;
+use super::long_sends::LongSends;
 
 /// Peers that one worker has room for: more than the 5,000 that weft is made for; 512 KiB.
 pub const PEERS_COUNTED_MAX: usize = 8192;
@@ -27,6 +29,9 @@ pub fn spread(host: Ipv4Addr, places: usize) -> usize {
 
 /// A place that no peer has: no host's address.
 const FREE: u32 = 0;
+
+/// The number of the place that those without one share.
+const ELSEWHERE: usize = PEERS_COUNTED_MAX;
 
 /// How long a peer that was heard counts as there, whatever is sent to it.
 const HEARD_MS: u32 = 200;
@@ -60,7 +65,9 @@ pub struct PeerTraffic {
 #[derive(Debug)]
 pub struct ByPeer {
     places: Box<[Place]>,
+    /// Of all who find no place. Its peer is the last of them that was sent long datagrams.
     elsewhere: Place,
+    long_sends: LongSends,
 }
 
 /// A cache line, so that a peer costs one.
@@ -93,17 +100,32 @@ impl Place {
 impl Default for ByPeer {
     fn default() -> Self {
         let places = std::iter::repeat_with(Place::default).take(PEERS_COUNTED_MAX).collect();
-        Self { places, elsewhere: Place::default() }
+        let long_sends = LongSends::new(ELSEWHERE + 1);
+        Self { places, elsewhere: Place::default(), long_sends }
     }
 }
 
 impl ByPeer {
-    /// Counts what was sent to `peer`.
+    /// Counts what was sent to `peer`, and marks it if these are datagrams beyond
+    /// [`LONG_BYTES`](super::LONG_BYTES).
     #[inline]
-    pub fn sent(&self, peer: Ipv4Addr, packets: u64, bytes: u64) {
-        let place = self.place(peer, || true);
+    pub fn sent(&self, peer: Ipv4Addr, packets: u64, bytes: u64, is_long: bool) {
+        let (number, place) = self.place(peer, || true);
         place.packets_sent.add(packets);
         place.bytes_sent.add(bytes);
+        if is_long {
+            if number == ELSEWHERE {
+                place.peer.store(peer.to_bits(), Ordering::Relaxed);
+            }
+            self.long_sends.mark(number);
+        }
+    }
+
+    /// Those who are marked; forgets the marks. For another thread than the one that counts.
+    pub fn take_long_sends(&self) -> impl Iterator<Item = Ipv4Addr> {
+        let place = |number| self.places.get(number).unwrap_or(&self.elsewhere);
+        let peer = move |number| Ipv4Addr::from_bits(place(number).peer.load(Ordering::Relaxed));
+        self.long_sends.take().map(peer)
     }
 
     /// Counts what `sender` sent. It gets a place if it `is_peer`: anybody may write anything into
@@ -116,14 +138,14 @@ impl ByPeer {
         bytes: u64,
         is_peer: impl FnOnce() -> bool,
     ) {
-        let place = self.place(sender, is_peer);
+        let (_, place) = self.place(sender, is_peer);
         place.packets_received.add(packets);
         place.bytes_received.add(bytes);
     }
 
     /// Counts `packets` that could not be sent to `peer`.
     pub fn failed(&self, peer: Ipv4Addr, packets: u64) {
-        self.place(peer, || true).failed_sends.add(packets);
+        self.place(peer, || true).1.failed_sends.add(packets);
     }
 
     /// Whether so much was sent to `peer` since it was last heard that another message of `packets`
@@ -138,13 +160,13 @@ impl ByPeer {
         is_heard: impl FnOnce() -> bool,
     ) -> bool {
         let now_ms = (now_ns / 1_000_000) as u32;
-        let place = self.place(peer, || false);
+        let (number, place) = self.place(peer, || false);
         let is_fresh = || now_ms.wrapping_sub(place.heard_ms.load(Ordering::Relaxed)) <= HEARD_MS;
         let sent = place.bytes_sent.get() + PACKET_OVERHEAD * place.packets_sent.get();
         let message = bytes + PACKET_OVERHEAD * packets;
         let is_little = || sent + message <= place.sent_until_heard.get() + UNANSWERED_MAX;
         // Those without a place share one.
-        if std::ptr::eq(place, &raw const self.elsewhere) || is_fresh() || is_little() {
+        if number == ELSEWHERE || is_fresh() || is_little() {
             return false;
         }
         let heard_packets = heard_packets();
@@ -160,37 +182,38 @@ impl ByPeer {
     /// Adds what was counted for `peer`: nothing if it found no place.
     pub(super) fn add_to(&self, total: &mut PeerTraffic, peer: Ipv4Addr) {
         let taken_by = |place: &&Place| place.peer.load(Ordering::Relaxed);
-        let mut taken = self.tried(peer).take_while(|place| taken_by(place) != FREE);
+        let tried = self.tried(peer).map(|(_, place)| place);
+        let mut taken = tried.take_while(|place| taken_by(place) != FREE);
         if let Some(place) = taken.find(|place| taken_by(place) == peer.to_bits()) {
             place.add_to(total);
         }
     }
 
-    /// The place of `peer`, which it gets now if it `may_have_one` and has none.
+    /// The place of `peer`, which it gets now if it `may_have_one` and has none, and its number.
     #[inline]
-    fn place(&self, peer: Ipv4Addr, may_have_one: impl FnOnce() -> bool) -> &Place {
-        for place in self.tried(peer) {
+    fn place(&self, peer: Ipv4Addr, may_have_one: impl FnOnce() -> bool) -> (usize, &Place) {
+        for (number, place) in self.tried(peer) {
             let taken_by = place.peer.load(Ordering::Relaxed);
             if taken_by == FREE {
                 if peer.is_unspecified() || !may_have_one() {
                     break;
                 }
                 place.peer.store(peer.to_bits(), Ordering::Relaxed);
-                return place;
+                return (number, place);
             }
             if taken_by == peer.to_bits() {
-                return place;
+                return (number, place);
             }
         }
-        &self.elsewhere
+        (ELSEWHERE, &self.elsewhere)
     }
 
     /// Where `peer` may have its place, the likeliest first.
     #[inline]
-    fn tried(&self, peer: Ipv4Addr) -> impl Iterator<Item = &Place> {
+    fn tried(&self, peer: Ipv4Addr) -> impl Iterator<Item = (usize, &Place)> {
         let first = spread(peer, PEERS_COUNTED_MAX);
-        let places = (first..first + PLACES_TRIED_MAX).map(|at| at % PEERS_COUNTED_MAX);
-        places.filter_map(|at| self.places.get(at))
+        let numbers = (first..first + PLACES_TRIED_MAX).map(|at| at % PEERS_COUNTED_MAX);
+        numbers.filter_map(|number| Some((number, self.places.get(number)?)))
     }
 }
 
@@ -219,19 +242,19 @@ mod tests {
             )
         };
         assert!(!is_unanswered(1000, 0, 0), "one that was never sent to");
-        counts.sent(somebody, 5, 500);
+        counts.sent(somebody, 5, 500, false);
         assert!(!is_unanswered(5, 0, 0), "a few packets may be sent to anybody");
         assert!(is_unanswered(15, 0, 0) && is_unanswered(100, 1000, 0));
-        counts.sent(somebody, 1_000_000, 100_000_000);
+        counts.sent(somebody, 1_000_000, 100_000_000, false);
         assert!(is_unanswered(1, 2000, 0));
         assert!(!is_unanswered(1, 2000, 7), "it was heard");
-        counts.sent(somebody, 1_000_000, 100_000_000);
+        counts.sent(somebody, 1_000_000, 100_000_000, false);
         let limit_ms = u64::from(HEARD_MS);
         assert!(!is_unanswered(1, 2000 + limit_ms, 7), "it was heard lately");
         assert!(is_unanswered(1, 2001 + limit_ms, 7), "it was heard once");
         assert!(!is_unanswered(1, 2001 + limit_ms, 8), "it was heard again");
         assert!(!is_unanswered(15, 9000, 8), "what was sent before it was heard counts");
-        counts.sent(somebody, 1_000_000, 100_000_000);
+        counts.sent(somebody, 1_000_000, 100_000_000, false);
         is_heard.set(true);
         assert!(!is_unanswered(1000, 10_000, 8), "the kernel heard it");
         is_heard.set(false);
@@ -263,7 +286,7 @@ mod tests {
             let counts = ByPeer::default();
             let peers = || (0..5000).map(|number| peer(numbering(number)));
             for (number, peer) in peers().enumerate() {
-                counts.sent(peer, 1, number as u64);
+                counts.sent(peer, 1, number as u64, false);
                 counts.received(peer, 2, 30, || true);
                 counts.failed(peer, 4);
             }
@@ -279,6 +302,24 @@ mod tests {
                 assert_eq!(of(&counts, peer), expected, "{peer}");
             }
         }
+    }
+
+    #[test]
+    fn of_those_who_are_sent_long_datagrams_all_are_marked() {
+        let counts = ByPeer::default();
+        // As many hosts are numbered: with the same last byte in each rack.
+        let peers: Vec<_> = (0..100).map(|rack| peer(rack << 8)).collect();
+        let taken = || counts.take_long_sends().collect::<std::collections::BTreeSet<_>>();
+        peers.iter().chain(&peers).for_each(|peer| counts.sent(*peer, 1, 1400, true));
+        counts.sent(peer(7), 1, 64, false);
+        assert_eq!(taken(), peers.iter().copied().collect());
+        assert_eq!(taken(), [].into(), "a mark is taken twice");
+        counts.sent(peers[1], 1, 1400, true);
+        assert_eq!(taken(), [peers[1]].into(), "it was sent more since");
+        (0..2 * PEERS_COUNTED_MAX as u32).for_each(|number| counts.failed(peer(number), 1));
+        let (last, without) = (peer(9 * PEERS_COUNTED_MAX as u32), peer(1 << 31));
+        [without, last].iter().for_each(|peer| counts.sent(*peer, 1, 1400, true));
+        assert_eq!(taken(), [last].into(), "of those without a place one at least");
     }
 
     #[test]
@@ -299,7 +340,7 @@ mod tests {
         }
         assert_eq!(of(&counts, peer(7)).packets_received, 0, "spoofed senders fill the table");
         assert_eq!(elsewhere(&counts).packets_received, 100);
-        counts.sent(peer(7), 1, 64);
+        counts.sent(peer(7), 1, 64, false);
         counts.received(peer(7), 1, 64, || false);
         assert_eq!(of(&counts, peer(7)).packets_received, 1, "one that has a place keeps it");
     }

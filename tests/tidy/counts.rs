@@ -25,7 +25,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("packet", 710, 6950),
     ("rights", 55, 575),
     ("route", 270, 2550),
-    ("stats", 245, 2090),
+    ("stats", 251, 2256),
     ("status", 550, 3900),
     ("sys", 1170, 12030),
     ("tool", 5045, 53970),

@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 use crate::backend::status::Taken;
 use crate::control::clock::boot_time;
 use crate::control::lease::LeaseAttributes;
-use crate::failure::with_causes;
+use crate::failure::{lock, with_causes};
 use crate::fast_path::{FastPath, LENGTHS_MAX, PEERS_MAX, Settings};
 use crate::host::netlink::events::Events;
 use crate::host::netlink::policies::has_policies;
@@ -387,7 +387,7 @@ impl KernelPlane {
             }
             if now.long_packets_sent != before.long_packets_sent {
                 is_active = true;
-                self.inputs.taken.long_sends.mark(peer);
+                lock(&self.inputs.taken.long_sends).insert(*peer.ip());
             }
             if now.packets_received == before.packets_received {
                 continue;

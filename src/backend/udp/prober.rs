@@ -14,6 +14,7 @@ use crate::backend::peer::evidence::{Hosts, LOOK as LOOK_AT_COUNTS, Reached, Sam
 use crate::backend::peer::health::{Health, Manner};
 use crate::backend::status::{Taken, send_if_new};
 use crate::device::TunnelSocket;
+use crate::failure::lock;
 use crate::packet::echo::Reply;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::WorkerStats;
@@ -229,16 +230,14 @@ impl Prober {
     }
 
     fn note_use(&mut self, seats: &[Seat], table: &Table, now: Instant) {
-        let mut used: Vec<_> = seats.iter().flat_map(|seat| seat.stats.long_sends.take()).collect();
-        used.extend(self.taken.long_sends.take());
-        used.sort_unstable();
-        used.dedup();
+        let mut used = std::mem::take(&mut *lock(&self.taken.long_sends));
+        used.extend(seats.iter().flat_map(|seat| seat.stats.by_peer.take_long_sends()));
         let target = |peer: &Peer| peer.subnet.network();
         if !used.is_empty() {
             // From anywhere, so that of too many all get their turns.
             let (before, from) = table.peers().split_at(fastrand::usize(..=table.peers().len()));
             for peer in from.iter().chain(before) {
-                if used.binary_search(&peer.address).is_ok() {
+                if used.contains(peer.address.ip()) {
                     self.paths.used(peer.address, target(peer), now);
                 }
             }
