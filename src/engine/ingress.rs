@@ -61,9 +61,9 @@ impl Half for IngressHalf<'_> {
             }
             let delivered = self.ingress.take_delivered();
             if delivered.packets > 0 {
-                let (sender, by_peer) = (*batch.sender.ip(), &config.stats.by_peer);
-                by_peer.received(sender, delivered.packets, delivered.bytes, || {
-                    context.table.has_peer_at(sender)
+                let peer = delivered.owner.unwrap_or_else(|| *batch.sender.ip());
+                config.stats.by_peer.received(peer, delivered.packets, delivered.bytes, || {
+                    context.table.has_peer_at(peer)
                 });
             }
         }
@@ -211,4 +211,33 @@ fn disable(plan: &mut Coalescer, refused: Option<SegmentationKind>) {
         Some(SegmentationKind::Udp) => CoalesceLimits { udp_segments_max: 1, ..limits },
         None => limits,
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::sync::Arc;
+
+    use crate::engine::contain::tests::Scene;
+    use crate::engine::{Engine, Worker};
+    use crate::forward::tests::{FAR, POD, udp};
+    use crate::stats::WorkerStats;
+
+    /// Its datagrams come from an address that no lease names.
+    #[test]
+    fn a_peer_behind_a_translator_is_heard() {
+        let (scene, config) = Scene::new(Some(Engine::Mmsg));
+        let (stats, table) = (Arc::clone(&config.stats), config.routes.table.load());
+        let peer = *table.peers()[0].address.ip();
+        let worker = Worker::spawn(config, |_end| ()).unwrap();
+        let translator = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 3), 0)).unwrap();
+        translator.send_to(&udp(FAR, POD, b"heard"), scene.tunnel).unwrap();
+        assert_eq!(scene.at_host(), b"heard");
+        drop(worker);
+        let heard_packets = || WorkerStats::traffic([&*stats], peer).packets_received;
+        assert_eq!(heard_packets(), 1);
+        let (by_peer, now_ns) = (&stats.by_peer, 60_000_000_000);
+        by_peer.sent(peer, 1_000_000, 100_000_000, false);
+        assert!(!by_peer.is_unanswered(peer, (1, 100), now_ns, heard_packets, || false));
+    }
 }

@@ -1,7 +1,7 @@
 //! Ingress, packets from the network: cut GRO batches into packets, validate, decide, decrement
 //! TTL, and merge them into super-packets for the TUN device.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::offload::{CoalesceLimits, Coalescer, Full};
 use crate::packet::Span;
@@ -50,6 +50,9 @@ pub struct Delivered {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// The public address of the peer whose pods sent them, as far as that is known by its lease: a
+    /// translator's address is nobody's.
+    pub owner: Option<Ipv4Addr>,
 }
 
 impl Ingress {
@@ -125,11 +128,12 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        let mut known = None;
+        let (mut known, mut outcome) = (Known::default(), Ok(()));
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
-                return Err(Full);
+                outcome = Err(Full);
+                break;
             }
             let bytes = match u32::from(batch.segment_bytes) {
                 0 => batch.span.bytes,
@@ -140,7 +144,8 @@ impl Ingress {
             batch.span.bytes -= bytes;
             self.packet(context, arena, &batch, datagram, &mut known);
         }
-        Ok(())
+        self.delivered.owner = known.owner.or(self.delivered.owner);
+        outcome
     }
 
     fn packet(

@@ -128,17 +128,17 @@ impl ByPeer {
         self.long_sends.take().map(peer)
     }
 
-    /// Counts what `sender` sent. It gets a place if it `is_peer`: anybody may write anything into
-    /// the source address of a datagram.
+    /// Counts what came from `peer`, or from a sender that is known by its own address only. It
+    /// gets a place if it `is_peer`: anybody may write anything into the source of a datagram.
     #[inline]
     pub fn received(
         &self,
-        sender: Ipv4Addr,
+        peer: Ipv4Addr,
         packets: u64,
         bytes: u64,
         is_peer: impl FnOnce() -> bool,
     ) {
-        let (_, place) = self.place(sender, is_peer);
+        let (_, place) = self.place(peer, is_peer);
         place.packets_received.add(packets);
         place.bytes_received.add(bytes);
     }

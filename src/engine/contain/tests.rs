@@ -28,7 +28,7 @@ pub(in crate::engine) struct Scene {
     /// Where the worker's TUN queue leads.
     host: UnixDatagram,
     peer: UdpSocket,
-    tunnel: SocketAddrV4,
+    pub(in crate::engine) tunnel: SocketAddrV4,
     stats: Arc<WorkerStats>,
 }
 
@@ -82,7 +82,7 @@ impl Scene {
         buffer[28..bytes].to_vec()
     }
 
-    fn at_host(&self) -> Vec<u8> {
+    pub(in crate::engine) fn at_host(&self) -> Vec<u8> {
         let mut buffer = [0; 2048];
         let bytes = self.host.recv(&mut buffer).expect("a packet leaves the worker");
         buffer[VNET_HEADER_BYTES + 28..bytes].to_vec()
