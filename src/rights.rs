@@ -179,9 +179,12 @@ fn limit(
     let is = |argument, value: libc::c_int| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u64)
     };
-    // Whether datagrams may be fragmented changes with the paths.
+    // Whether datagrams may be fragmented changes with the paths, and an earlier weftd's GRO ends
+    // once what it has left was received.
     let fragments = vec![is(1, libc::IPPROTO_IP)?, is(2, libc::IP_MTU_DISCOVER)?];
-    rules.insert(libc::SYS_setsockopt, vec![SeccompRule::new(fragments)?]);
+    let batches = vec![is(1, libc::SOL_UDP)?, is(2, libc::UDP_GRO)?];
+    let options = vec![SeccompRule::new(fragments)?, SeccompRule::new(batches)?];
+    rules.insert(libc::SYS_setsockopt, options);
     if priority != Priority::Ordinary {
         let itself = vec![is(0, 0)?];
         rules.insert(libc::SYS_sched_setattr, vec![SeccompRule::new(itself)?]);

@@ -55,8 +55,10 @@ pub struct TunnelSocket {
     pub address: SocketAddrV4,
     /// Datagrams that one send may hold, 1 without GSO.
     pub segments_max: u16,
-    /// Whether receives bring GRO batches.
+    /// Whether receives bring GRO batches, those aside that [`Self::note_drained`] tells of.
     pub gro: bool,
+    /// Whether an earlier weftd has left GRO on, and it is to end.
+    ends_gro: AtomicBool,
     /// Whether datagrams may be fragmented now.
     fragmenting: AtomicBool,
     /// Whether they may be, whatever [`Self::set_fragmenting`] says.
@@ -140,11 +142,10 @@ impl TunnelSocket {
                 return Err(io::Error::other(text));
             }
             socket.set_nonblocking(true)?;
-            if !gro {
-                // The last weftd may have had it on.
-                sys::set_gro(socket.as_fd(), false).ok();
-            }
-            Ok(Self::prepare(socket, address, gso, gro))
+            let mut inherited = Self::prepare(socket, address, gso, gro);
+            let has_gro = sys::has_gro(inherited.as_fd()).unwrap_or(true);
+            inherited.ends_gro = (has_gro && !gro).into();
+            Ok(inherited)
         };
         let group = sockets.into_iter().map(inherit).collect::<io::Result<Vec<_>>>()?;
         share_by_sender(&group);
@@ -176,6 +177,7 @@ impl TunnelSocket {
             address,
             segments_max,
             gro,
+            ends_gro: AtomicBool::new(false),
             fragmenting: AtomicBool::new(false),
             always_fragmenting: AtomicBool::new(false),
             overflows_seen: AtomicU32::new(0),
@@ -202,6 +204,28 @@ impl TunnelSocket {
     pub fn set_always_fragmenting(&self, always: bool) {
         if self.always_fragmenting.swap(always, Ordering::Relaxed) != always {
             self.set_fragmenting(always);
+        }
+    }
+
+    /// A receive left nothing in it. What an earlier weftd has left in it may be GRO batches, whose
+    /// sizes are told only while GRO is on: so that ends here, and not before.
+    #[inline]
+    pub fn note_drained(&self) {
+        if self.ends_gro.load(Ordering::Relaxed) {
+            self.end_gro();
+        }
+    }
+
+    #[cold]
+    fn end_gro(&self) {
+        sys::set_gro(self.as_fd(), false).ok();
+        let mut queue = [PollFd::new(self, PollFlags::IN)];
+        let is_empty = poll(&mut queue, Some(&Timespec::default())).is_ok_and(|ready| ready == 0);
+        if is_empty {
+            self.ends_gro.store(false, Ordering::Relaxed);
+        } else {
+            // What has come meanwhile may be a batch: once more after the next receive.
+            sys::set_gro(self.as_fd(), true).ok();
         }
     }
 
@@ -305,6 +329,7 @@ fn probe_segments_max() -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::Slots;
 
     const ANY_PORT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
 
@@ -325,6 +350,68 @@ mod tests {
         assert_eq!(first.new_overflows(1), 2, "the kernel's count wrapped");
         let next = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
         assert_eq!(next.new_overflows(3), 3);
+    }
+
+    fn bound(gro: bool) -> (TunnelSocket, SocketAddrV4) {
+        let socket = TunnelSocket::bind(ANY_PORT, true, gro).unwrap();
+        let SocketAddr::V4(address) = socket.socket.local_addr().unwrap() else { unreachable!() };
+        (socket, address)
+    }
+
+    /// The socket in the hands of the next weftd.
+    fn inherited(socket: TunnelSocket, address: SocketAddrV4, gro: bool) -> TunnelSocket {
+        let duplicate = vec![socket.duplicate().unwrap()];
+        drop(socket);
+        TunnelSocket::inherit_group(duplicate, address, true, gro).unwrap().remove(0)
+    }
+
+    /// What one receive into `slots` brings, once there is something.
+    fn receive(socket: &TunnelSocket, slots: usize) -> Vec<sys::Received> {
+        const SLOT_BYTES: usize = 64 << 10;
+        let mut readable = [PollFd::new(socket, PollFlags::IN)];
+        assert_eq!(poll(&mut readable, Some(&Timespec { tv_sec: 5, tv_nsec: 0 })), Ok(1));
+        let mut batch = sys::ReceiveBatch::new(slots);
+        let layout = Slots { slot_bytes: SLOT_BYTES, stride: SLOT_BYTES };
+        let mut arena = vec![0; slots * SLOT_BYTES];
+        let count = batch.receive(socket.as_fd(), &mut arena, layout, 0..slots).unwrap();
+        (0..count).map(|slot| batch.received(slot)).collect()
+    }
+
+    #[test]
+    fn batches_that_an_earlier_weftd_has_left_are_received_as_such() {
+        const DATAGRAMS: usize = 10;
+        let (first, address) = bound(true);
+        let sender = UdpSocket::bind(ANY_PORT).unwrap();
+        let send = || {
+            let spans = [Span::new(0, DATAGRAMS * 100)];
+            let message = Datagrams { destination: address, segment_bytes: Some(100), spans };
+            let arena = [7; DATAGRAMS * 100];
+            let sent = sys::SendBatch::new(1, 1).send(sender.as_fd(), &arena, once(message));
+            assert_eq!(sent.unwrap(), 1);
+        };
+        // Slots, and datagrams in them.
+        let receive = |socket: &TunnelSocket| {
+            let received = receive(socket, 2 * DATAGRAMS);
+            let datagrams = received.iter().map(|it| {
+                let segment_bytes = it.segment_bytes.map_or(it.bytes, usize::from);
+                it.bytes / segment_bytes
+            });
+            (received.len(), datagrams.sum())
+        };
+        send();
+        let next = inherited(first, address, false);
+        assert_eq!(receive(&next), (1, DATAGRAMS), "a batch passes for one datagram");
+        // Behind the receive that left nothing comes another one.
+        send();
+        next.note_drained();
+        assert_eq!(receive(&next), (1, DATAGRAMS), "a batch passes for one datagram");
+        next.note_drained();
+        send();
+        assert_eq!(receive(&next), (DATAGRAMS, DATAGRAMS), "GRO is still on");
+        assert!(!next.gro);
+        let (first, address) = bound(false);
+        let next = inherited(first, address, false);
+        assert!(!next.ends_gro.into_inner(), "GRO would be switched on for a moment");
     }
 
     #[test]

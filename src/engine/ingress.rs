@@ -106,6 +106,9 @@ impl<'a> IngressHalf<'a> {
     /// What was received is to be moved to the last packet, whatever became of the device.
     pub(super) fn begin_turn(&mut self) {
         let is_busy = !self.receives.moved.drained;
+        if !is_busy {
+            self.config.socket.note_drained();
+        }
         self.busy_turns = if is_busy { self.busy_turns.saturating_add(1) } else { 0 };
         let fill = if self.busy_turns < BUSY_TURNS_MIN { None } else { self.config.socket.fill() };
         self.ingress.set_fill(fill.unwrap_or_default());

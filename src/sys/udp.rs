@@ -44,6 +44,11 @@ pub fn set_gro(socket: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
     }
 }
 
+/// Whether UDP_GRO is on; kernels before 5.12 can't answer.
+pub fn has_gro(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    get::<1>(socket, libc::SOL_UDP, libc::UDP_GRO).map(|now| now != [0])
+}
+
 /// Has the kernel report with each datagram how many it dropped for lack of buffer so far.
 pub fn enable_overflow_count(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)

@@ -52,6 +52,22 @@ fn a_take_over_of_several_rings_loses_nothing() {
     println!("{}", take_overs_lose_nothing(&arguments));
 }
 
+/// What waits in the socket may be batches, and the next weftd may want none.
+#[test]
+fn a_take_over_with_other_offloads_loses_nothing() {
+    let [count, rate] = restarts();
+    let workers = ["--fast-path=off"];
+    let mut overlay = Overlay::start_with(CONFIG, [&workers, &workers]);
+    let report = under_traffic(&mut overlay, rate, |overlay| {
+        for offload in ["none", "auto"].iter().cycle().take(count as usize) {
+            let offload = format!("--offload={offload}");
+            take_over(overlay, &[workers[0], &offload]);
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
+    println!("{report}");
+}
+
 #[test]
 fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
     let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off", "--workers=1"], &[]]);

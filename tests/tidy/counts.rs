@@ -9,14 +9,14 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 510, 4290),
+    (".", 510, 4318),
     ("backend", 5835, 57950),
     ("bin", 15, 200),
     ("config", 1662, 16505),
     ("daemon", 3490, 35800),
     ("control", 5387, 53930),
-    ("device", 470, 5040),
-    ("engine", 1870, 17350),
+    ("device", 473, 5101),
+    ("engine", 1871, 17355),
     ("fast_path", 580, 5200),
     ("forward", 691, 6216),
     ("host", 2605, 26850),
@@ -27,7 +27,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("route", 270, 2550),
     ("stats", 251, 2256),
     ("status", 550, 3900),
-    ("sys", 1170, 12030),
+    ("sys", 1170, 12035),
     ("tool", 5046, 53971),
 ];
 
