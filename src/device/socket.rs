@@ -6,7 +6,7 @@ use std::iter::once;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
@@ -63,9 +63,13 @@ pub struct TunnelSocket {
     fragmenting: AtomicBool,
     /// Whether they may be, whatever [`Self::set_fragmenting`] says.
     always_fragmenting: AtomicBool,
-    /// What the kernel said last of the datagrams that it dropped.
-    overflows_seen: AtomicU32,
+    /// What the kernel said last of the datagrams that it dropped, or [`NOT_SEEN`].
+    overflows_seen: AtomicU64,
 }
+
+/// Of a socket that an earlier weftd has opened: what that one has counted is not known, and the
+/// kernel's number is of the socket's whole life. The first datagram tells what it was before.
+const NOT_SEEN: u64 = u64::MAX;
 
 impl TunnelSocket {
     /// Binds to `address` and switches on what the kernel has of `gso` (batches out) and `gro`
@@ -145,6 +149,7 @@ impl TunnelSocket {
             let mut inherited = Self::prepare(socket, address, gso, gro);
             let has_gro = sys::has_gro(inherited.as_fd()).unwrap_or(true);
             inherited.ends_gro = (has_gro && !gro).into();
+            inherited.overflows_seen = NOT_SEEN.into();
             Ok(inherited)
         };
         let group = sockets.into_iter().map(inherit).collect::<io::Result<Vec<_>>>()?;
@@ -180,7 +185,7 @@ impl TunnelSocket {
             ends_gro: AtomicBool::new(false),
             fragmenting: AtomicBool::new(false),
             always_fragmenting: AtomicBool::new(false),
-            overflows_seen: AtomicU32::new(0),
+            overflows_seen: AtomicU64::new(0),
         }
     }
 
@@ -261,9 +266,17 @@ impl TunnelSocket {
     }
 
     /// The datagrams that the kernel has dropped since the last call, from `total`, its count for
-    /// the life of this socket, which wraps.
-    pub fn new_overflows(&self, total: u32) -> u32 {
-        total.wrapping_sub(self.overflows_seen.swap(total, Ordering::Relaxed))
+    /// the life of this socket, which wraps; it says none with those that came before the first.
+    /// For whoever receives.
+    #[inline]
+    pub fn new_overflows(&self, total: Option<u32>) -> u32 {
+        let seen = self.overflows_seen.load(Ordering::Relaxed);
+        if total.is_none() && seen != NOT_SEEN {
+            return 0;
+        }
+        let total = total.unwrap_or(0);
+        self.overflows_seen.store(total.into(), Ordering::Relaxed);
+        if seen == NOT_SEEN { 0 } else { total.wrapping_sub(seen as u32) }
     }
 
     /// Sends one datagram with Don't Fragment, besides those of the worker that owns the socket.
@@ -345,11 +358,11 @@ mod tests {
     #[test]
     fn each_socket_counts_its_own_overflows() {
         let first = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
-        assert_eq!((first.new_overflows(7), first.new_overflows(9)), (7, 2));
-        first.new_overflows(u32::MAX);
-        assert_eq!(first.new_overflows(1), 2, "the kernel's count wrapped");
+        assert_eq!([None, Some(7), Some(9)].map(|total| first.new_overflows(total)), [0, 7, 2]);
+        first.new_overflows(Some(u32::MAX));
+        assert_eq!(first.new_overflows(Some(1)), 2, "the kernel's count wrapped");
         let next = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
-        assert_eq!(next.new_overflows(3), 3);
+        assert_eq!(next.new_overflows(Some(3)), 3);
     }
 
     fn bound(gro: bool) -> (TunnelSocket, SocketAddrV4) {
@@ -412,6 +425,35 @@ mod tests {
         let (first, address) = bound(false);
         let next = inherited(first, address, false);
         assert!(!next.ends_gro.into_inner(), "GRO would be switched on for a moment");
+    }
+
+    #[test]
+    fn overflows_of_an_earlier_weftd_are_not_counted_again() {
+        let (first, address) = bound(false);
+        let sender = UdpSocket::bind(ANY_PORT).unwrap();
+        let send = |count| {
+            for _ in 0..count {
+                sender.send_to(&[7; 1000], address).unwrap();
+            }
+        };
+        let counted = |socket: &TunnelSocket| {
+            let received = receive(socket, 64);
+            received.iter().map(|it| u64::from(socket.new_overflows(it.overflows))).sum::<u64>()
+        };
+        // Leaves one datagram in the socket, with which it is told what was dropped before.
+        let overflow = |socket: &TunnelSocket| {
+            SockRef::from(socket).set_recv_buffer_size(1).unwrap();
+            send(64);
+            assert_eq!(counted(socket), 0);
+            send(1);
+        };
+        overflow(&first);
+        assert!(counted(&first) > 0, "64 datagrams fitted");
+        overflow(&first);
+        let next = inherited(first, address, false);
+        assert_eq!(counted(&next), 0, "those of the earlier weftd are counted");
+        overflow(&next);
+        assert!(counted(&next) > 0, "its own are not counted");
     }
 
     #[test]

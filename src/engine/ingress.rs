@@ -43,8 +43,8 @@ impl Half for IngressHalf<'_> {
         let (config, mut outcome) = (self.config, Ok(()));
         while let Some(index) = self.progress.next(context.stats) {
             let (slot, received) = self.receives.filled[index];
-            if let Some(overflows) = received.overflows {
-                let new = config.socket.new_overflows(overflows);
+            let new = config.socket.new_overflows(received.overflows);
+            if new > 0 {
                 config.stats.receive_overflows.add(u64::from(new));
             }
             let batch = GroBatch {
