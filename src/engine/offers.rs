@@ -33,6 +33,8 @@ pub(super) struct Offers {
     /// Whether the send buffer has room, of either socket, once somebody has asked this turn.
     is_roomy: [Option<bool>; 2],
     trickle: Trickle,
+    /// What the first of the messages offered last takes of it, once it is sent.
+    owed: u64,
 }
 
 impl Offers {
@@ -45,6 +47,7 @@ impl Offers {
             refused_there: Refused::ports(),
             is_roomy: [None; 2],
             trickle: Trickle::default(),
+            owed: 0,
         }
     }
 
@@ -62,6 +65,7 @@ impl Offers {
         messages: &[Message],
     ) -> Result<(usize, bool), DropReason> {
         let now_ns = context.now_ns;
+        self.owed = 0;
         let by_source = messages.first().is_some_and(|first| self.is_by_source(first, now_ns));
         for (count, message) in messages.iter().enumerate() {
             if self.is_by_source(message, now_ns) != by_source {
@@ -69,6 +73,13 @@ impl Offers {
             }
             match self.reason(config, context, message, by_source) {
                 None => {}
+                // Others that need the trickle are first of what goes next: what is offered behind
+                // them may not be sent.
+                Some(DropReason::SendUnanswered)
+                    if count == 0 && self.trickle.has(in_buffer(message), now_ns) =>
+                {
+                    self.owed = in_buffer(message);
+                }
                 Some(reason) if count == 0 => return Err(reason),
                 Some(_) => return Ok((count, by_source)),
             }
@@ -87,7 +98,7 @@ impl Offers {
         if by_source { &mut self.refused_there } else { &mut self.refused }
     }
 
-    /// Why `message` is not to be tried now, by either socket, if it is not.
+    /// Why `message` is not to be tried now, by either socket, if it is not; the trickle aside.
     #[inline]
     fn reason(
         &mut self,
@@ -108,8 +119,7 @@ impl Offers {
         }
         let is_roomy = &mut self.is_roomy[usize::from(is_spread)];
         let is_roomy = *is_roomy.get_or_insert_with(|| config.socket.is_roomy(is_spread));
-        let goes = is_roomy || self.trickle.takes(in_buffer(message), context.now_ns);
-        (!goes).then_some(DropReason::SendUnanswered)
+        (!is_roomy).then_some(DropReason::SendUnanswered)
     }
 
     /// What came of offering `messages` to the kernel: how many it took, or what it said to the
@@ -121,6 +131,10 @@ impl Offers {
         sent: &io::Result<usize>,
         now_ns: u64,
     ) {
+        let owed = std::mem::take(&mut self.owed);
+        if matches!(sent, Ok(1..)) {
+            self.trickle.spend(owed);
+        }
         let refused = self.refused(by_source);
         match (sent, messages.first()) {
             (Ok(count), _) => {
@@ -146,16 +160,18 @@ struct Trickle {
 }
 
 impl Trickle {
-    fn takes(&mut self, bytes: u64, now_ns: u64) -> bool {
+    fn has(&mut self, bytes: u64, now_ns: u64) -> bool {
         // Of more than a second nothing is left over.
         let since_ns = now_ns.saturating_sub(self.at_ns).min(1_000_000_000);
         let more = TRICKLE_BYTES_PER_SECOND * since_ns / 1_000_000_000;
         if more > 0 {
             (self.bytes, self.at_ns) = ((self.bytes + more).min(TRICKLE_BYTES_MAX), now_ns);
         }
-        let takes = self.bytes >= bytes;
-        self.bytes -= if takes { bytes } else { 0 };
-        takes
+        self.bytes >= bytes
+    }
+
+    fn spend(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
     }
 }
 
@@ -185,7 +201,13 @@ fn in_buffer(message: &Message) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
     use super::*;
+    use crate::engine::Engine;
+    use crate::engine::contain::tests::Scene;
+    use crate::offload::SendPlan;
+    use crate::packet::Span;
 
     #[test]
     fn what_is_held_back_trickles() {
@@ -194,10 +216,44 @@ mod tests {
         let mut taken = 0;
         for step in 0..100_000 {
             // 10 seconds of 10,000 messages each.
-            taken += u64::from(trickle.takes(2000, start_ns + step * 100_000)) * 2000;
+            if trickle.has(2000, start_ns + step * 100_000) {
+                trickle.spend(2000);
+                taken += 2000;
+            }
         }
         let most = TRICKLE_BYTES_MAX + 10 * TRICKLE_BYTES_PER_SECOND;
         assert!((most * 8 / 10..=most).contains(&taken), "{taken} bytes of {most}");
-        assert!(trickle.takes(100_000, u64::MAX), "a message of the largest size never goes");
+        assert!(trickle.has(100_000, u64::MAX), "a message of the largest size never goes");
+    }
+
+    #[test]
+    fn the_trickle_is_spent_by_what_is_sent() {
+        let (_scene, config) = Scene::new(Some(Engine::Mmsg));
+        let (table, mut offers) = (config.routes.table.load(), Offers::new(&config));
+        let silent = table.peers()[0].address;
+        config.stats.by_peer.sent(*silent.ip(), 1_000_000, 100_000_000, false);
+        let other = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 9), 8285);
+        // Of two of these the trickle has never gathered enough.
+        let (mut plan, long) = (SendPlan::new(1), Span::new(0, 65_000));
+        for destination in [silent, other, silent, other] {
+            plan.push(destination, [Span::default(), long]).unwrap();
+        }
+        let messages = plan.messages();
+        let (local, icmp_limit) = (&config.local, &config.icmp_limit);
+        let (stats, now_ns) = (&config.stats.egress, 60_000_000_000);
+        let context = Context { local, table: &table, stats, icmp_limit, now_ns };
+        offers.is_roomy = [Some(false); 2];
+        for _ in 0..10 {
+            let next = offers.next(&config, &context, &messages[1..]);
+            assert_eq!(next, Ok((1, false)), "looked at, and not offered");
+            assert_eq!(offers.next(&config, &context, messages), Ok((2, false)));
+        }
+        let full = Err(io::Error::from(rustix::io::Errno::AGAIN));
+        offers.learn(false, messages, &full, now_ns);
+        assert_eq!(offers.next(&config, &context, messages), Ok((2, false)));
+        offers.learn(false, messages, &Ok(2), now_ns);
+        let withheld = Err(DropReason::SendUnanswered);
+        assert_eq!(offers.next(&config, &context, &messages[2..]), withheld, "it has gone");
+        assert_eq!(offers.next(&config, &context, &messages[3..]), Ok((1, false)));
     }
 }
