@@ -51,6 +51,11 @@ impl Lanes {
     pub(super) fn begin(&mut self, woken: u32) {
         for (index, lane) in self.bulk.iter_mut().enumerate() {
             if woken >> index & 1 != 0 {
+                if !lane.is_active {
+                    // It begins to wait now. Others that wait already do so anew, once for each
+                    // lane at most.
+                    self.waited_turns = 0;
+                }
                 (lane.is_active, lane.empty_looks) = (true, 0);
             }
         }
@@ -228,5 +233,25 @@ mod tests {
         assert_eq!(waited, Some(WAIT_TURNS_MAX));
         assert_eq!(turn(&mut lanes, &mut queues, 1), [0, 0, 0]);
         assert_eq!(turn(&mut lanes, &mut queues, 0), [BATCH_BYTES, 0, 0]);
+    }
+
+    #[test]
+    fn a_lane_waits_from_when_it_has_packets() {
+        let mut lanes = Lanes::new(3);
+        let mut queues = vec![VecDeque::new(), VecDeque::new(), VecDeque::new()];
+        (0..KEEN_LOOKS).for_each(|_| drop(turn(&mut lanes, &mut queues, 0)));
+        (1..WAIT_TURNS_MAX).for_each(|_| drop(turn(&mut lanes, &mut queues, 1)));
+        queues[1] = full(65_536);
+        let mut waited = 0;
+        loop {
+            // Each time that a sleep ends.
+            lanes.begin(0b010);
+            lanes.behind_prompt(true);
+            if lanes.share(1).is_some() {
+                break;
+            }
+            waited += 1;
+        }
+        assert_eq!(waited, WAIT_TURNS_MAX, "what the prompt lane had before is overtaken");
     }
 }

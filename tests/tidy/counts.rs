@@ -16,7 +16,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("daemon", 3490, 35800),
     ("control", 5387, 53930),
     ("device", 482, 5189),
-    ("engine", 1883, 17431),
+    ("engine", 1886, 17444),
     ("fast_path", 580, 5200),
     ("forward", 691, 6216),
     ("host", 2605, 26850),
