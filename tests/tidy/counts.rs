@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4318),
-    ("backend", 5835, 57950),
+    ("backend", 5838, 58016),
     ("bin", 15, 200),
     ("config", 1662, 16505),
     ("daemon", 3490, 35800),

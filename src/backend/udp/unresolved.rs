@@ -26,6 +26,10 @@ const PERIOD: Duration = Duration::from_millis(50);
 /// A table of thousands takes milliseconds to list: no more than a hundredth of the time.
 const PERIOD_PER_LISTING: u32 = 100;
 
+/// How often it is asked whether a host that is known to be unresolved is still reached without a
+/// router: who does not answer echoes would never be known to have moved behind one.
+const ON_LINK_PERIOD: Duration = Duration::from_secs(1);
+
 /// Neighbours that one look has asked again: each takes a system call. The kernel asks three times
 /// before it gives up, so 4,000 hosts that are down at once are too many.
 const ASKED_MAX: usize = 64;
@@ -37,6 +41,7 @@ pub(super) struct Unresolved {
     /// While there are any, what tells that one of them answers, or that the kernel gave it up.
     events: Option<Events>,
     next_look: Option<Instant>,
+    next_on_link: Option<Instant>,
 }
 
 impl Unresolved {
@@ -64,8 +69,9 @@ impl Unresolved {
         });
         let mut hosts = BTreeSet::new();
         let mut asked = 0;
+        let (start, are_all_asked) = (Instant::now(), self.next_on_link.is_none_or(|at| now >= at));
         for (host, has_given_up) in listed {
-            let is_known = self.hosts.contains(&host);
+            let is_known = !are_all_asked && self.hosts.contains(&host);
             if !suspects.contains(&host) || !(is_known || is_on_link(tunnel, host, interface).await)
             {
                 continue;
@@ -79,6 +85,10 @@ impl Unresolved {
                     hosts.remove(&host);
                 }
             }
+        }
+        if are_all_asked {
+            let pause = ON_LINK_PERIOD.max(start.elapsed() * PERIOD_PER_LISTING);
+            self.next_on_link = Some(now + pause);
         }
         self.settle(hosts, routes);
     }
