@@ -249,7 +249,7 @@ fn lost_while(site: &mut Site, work: impl FnOnce(&mut Site)) -> [u64; 2] {
             work(site);
         }));
         flows.iter().for_each(|flow| flow.stop.store(true, Ordering::Relaxed));
-        let ended: thread::Result<()> = senders.into_iter().map(ScopedJoinHandle::join).collect();
+        let ended = senders.into_iter().try_for_each(ScopedJoinHandle::join);
         // What is still on its way, on a machine that is busy. What is missing then is lost.
         comes_true(STOP, || flows.iter().all(|flow| flow.missing() == 0));
         flows.iter().for_each(|flow| flow.drained.store(true, Ordering::Relaxed));
