@@ -229,7 +229,7 @@ fn strangers(status: &Status) -> String {
         (packets, _) => format!("the guard dropped {packets} packets of strangers so far"),
     };
     format!(
-        " And {dropped}: does that peer send from the address of its lease, and is it translated \
+        ". And {dropped}: does that peer send from the address of its lease, and is it translated \
          on the way?"
     )
 }

@@ -99,6 +99,8 @@ pub(super) fn run(
 pub(super) enum PodsWays {
     /// It gives no answer.
     Unknown,
+    /// No interface leads to pods of this subnet, which is this host's.
+    NoPods(Prefix),
     /// It passes both on, or if not, for this reason.
     Pass { unless: Option<String> },
     /// What pods here send ends here, for this reason.
@@ -126,9 +128,8 @@ fn asked_ways(
         let question = Question { source, destination, length_bytes, dont_fragment: false };
         let Some(asked) = host.asked(&question, status) else { return PodsWays::Unknown };
         let Ok(answers) = ask(&asked) else { return PodsWays::Unknown };
-        // No pod may run here yet.
         if !answers.has_pods(&asked) {
-            return PodsWays::Unknown;
+            return PodsWays::NoPods(host.lease.subnet);
         }
         match answers.agree(&asked) {
             Ok(()) => unless = unless.or_else(|| answers.parting_by_mark(&asked)),
@@ -497,5 +498,12 @@ mod tests {
         assert!(why.contains("prohibit") && why.contains("iif eth0"), "{why}");
         let unasked = asked_ways([10, 5, 2, 7].into(), &status, &peers, |_| anyhow::bail!("no"));
         assert_eq!(unasked, PodsWays::Unknown);
+        // A bridge without an address.
+        let gone = asked_ways([10, 5, 2, 7].into(), &status, &peers, |_| {
+            let near = Err(Errno::NETUNREACH.into());
+            let links = links();
+            Ok(Answers { links, near, comes_by: None, across: None, marked: vec![], outer: None })
+        });
+        assert!(matches!(gone, PodsWays::NoPods(_)));
     }
 }

@@ -210,6 +210,16 @@ impl Report {
     fn add(&mut self, ways: PodsWays, is_pinged: bool) {
         let (direction, parting) = match ways {
             PodsWays::Unknown => return,
+            PodsWays::NoPods(subnet) => {
+                write!(
+                    self.conclusion,
+                    "; no interface of this host leads to pods of {subnet}, its own: none has run \
+                     here yet, or their bridge is missing, down or without an address (`weft \
+                     check`)"
+                )
+                .ok();
+                return;
+            }
             PodsWays::Pass { unless: None } if !self.well => return,
             PodsWays::Pass { unless } => {
                 let unless = unless.map(|unless| format!(", {unless}")).unwrap_or_default();

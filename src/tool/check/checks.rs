@@ -13,10 +13,13 @@ use super::finding::Checked;
 /// well if it is well.
 pub(super) type Check = (&'static str, fn(&Facts) -> Checked, &'static str);
 
+/// The one that repeats what weftd says of itself.
+pub(super) const DAEMON_STATE: &str = "daemon-state";
+
 /// All of them.
 pub(super) const CHECKS: &[Check] = &[
     ("daemon-answers", daemon::answers, "weftd answers on its status socket, or never ran here"),
-    ("daemon-state", daemon::state, "`weft status` names no cause"),
+    (DAEMON_STATE, daemon::state, "`weft status` names no cause"),
     ("other-daemon", daemon::others, "no other weftd or flanneld has the same subnet file"),
     ("tunnel-port", daemon::tunnel_port, "no other program has the UDP port"),
     ("subnet-file", daemon::subnet_file, "`subnet.env` says what weftd says"),

@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::checks::{CHECKS, Check};
+use self::checks::{CHECKS, Check, DAEMON_STATE};
 use self::finding::{Finding, Judgement};
 use super::arguments::CheckArguments;
 use super::style::Style;
@@ -86,6 +86,12 @@ fn render(found: &[Answer], verbose: bool, style: Style) -> String {
             count => counts.insert(0, format!("{count} {many}")),
         }
     }
+    let is_bad =
+        |it: &&Answer| matches!(it.finding.verdict, Judgement::Failed | Judgement::Warning);
+    let bad: Vec<_> = found.iter().filter(is_bad).map(|it| it.id).collect();
+    if bad == [DAEMON_STATE] {
+        writeln!(out, "beside what weftd says itself, nothing was found on this host").ok();
+    }
     writeln!(out, "{} checks: {}", found.len(), counts.join(", ")).ok();
     out
 }
@@ -108,6 +114,9 @@ mod tests {
         let short = "failed  c: 3\n        do this\nwarning b: 2\n        do that\n\
                      4 checks: 1 ok, 1 skipped, 1 warning, 1 failed\n";
         assert_eq!(render(&findings, false, Style::PLAIN), short);
+        let alone = [("a", well("1")), (DAEMON_STATE, failed("3", "do this"))];
+        let alone = alone.map(|(id, checked)| Answer { id, finding: checked.into() });
+        assert_eq!(render(&alone, false, Style::PLAIN).lines().count(), 4, "who else is at fault?");
         let long = render(&findings, true, Style::PLAIN);
         assert!(long.contains("skipped d: no right\nok      a: 1\n4 checks"), "{long}");
         let json = to_json(&findings);

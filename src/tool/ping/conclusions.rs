@@ -53,17 +53,7 @@ impl Shows {
                  neighbours too; `weft status` there says whether anything arrives"
             }
             Self::HostOnly => match has_device(kind) {
-                true => {
-                    "the host answers, its end of the overlay does not: the tunnel's packets are \
-                     lost there or back (a firewall on the way, in a cloud as well, or another \
-                     backend or port), or weftd or flanneld does not run there with this subnet, \
-                     or a rule of either host rewrites the source of what leaves (SNAT, \
-                     MASQUERADE; `tcpdump -ni any udp` at the other end shows from which address \
-                     and port it comes), \
-                     or a firewall there drops pings to that address, which is no fault: `--pod` \
-                     with a pod there tells. `weft check` on both hosts; `weft status` there says \
-                     whether they arrive"
-                }
+                true => return host_only(legs),
                 false => {
                     "the host answers, the bridge of its pods does not answer this host's pods: it \
                      may have none yet, or packets of the pods' network are lost there or on the \
@@ -81,6 +71,25 @@ impl Shows {
         };
         text.to_owned()
     }
+}
+
+fn host_only(legs: &[Echoes]) -> String {
+    // A pod that does not answer either has told.
+    let pings = match legs.iter().any(|it| it.leg == Leg::Pod) {
+        true => "",
+        false => {
+            ", or a firewall there drops pings to that address, which is no fault: `--pod` with a \
+             pod there tells"
+        }
+    };
+    format!(
+        "the host answers, its end of the overlay does not: the tunnel's packets are lost there or \
+         back (a firewall on the way, in a cloud as well, or another backend or port), or weftd or \
+         flanneld does not run there with this subnet, or a rule of either host rewrites the \
+         source of what leaves (SNAT, MASQUERADE; `tcpdump -ni any udp` at the other end shows \
+         from which address and port it comes){pings}. `weft check` on both hosts; `weft status` \
+         there says whether they arrive"
+    )
 }
 
 /// The echoes are this host's own: what that leaves out is said.
@@ -194,7 +203,7 @@ fn lossy(legs: &[Echoes]) -> String {
         }
     };
     let full = if is_pods { String::new() } else { format!(" and {full} full") };
-    format!("packets pass, but {small} small{full} ones are lost: {where_to_look}")
+    format!("{small} small{full} packets are lost: {where_to_look}")
 }
 
 fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {

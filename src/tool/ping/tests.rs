@@ -101,6 +101,8 @@ fn the_kernels_answers_for_pods_count() {
     };
     let (unasked, well) = told(PodsWays::Unknown, true);
     assert!(well && !unasked.contains("kernel"), "{unasked}");
+    let (text, well) = told(PodsWays::NoPods("10.5.1.0/24".parse().unwrap()), true);
+    assert!(well && text.contains("10.5.1.0/24") && text.contains("weft check"), "{text}");
     let (text, well) = told(PodsWays::Pass { unless: None }, true);
     assert!(well && text.contains("kernel"), "{text}");
     for is_pinged in [true, false] {
