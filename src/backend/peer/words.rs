@@ -44,8 +44,8 @@ impl PeerState {
                 "its packets arrive here, and no echo to it is answered: what is sent to it is \
                  lost, or pings alone are. HEARD of this host in `weft peers` at {host} tells. \
                  Seconds ago: packets arrive there, and a firewall of either host, or on the way, \
-                 drops pings, which is no fault if pods reach each other, or more. Longer ago: \
-                 they are lost here (`weft check`), on the way, or where they come in there. If \
+                 drops pings or more; if pods reach each other, pings alone, which is no fault. \
+                 Longer ago: they are lost here (`weft check`), on the way, or where they come in there. If \
                  nothing answers `weft peers` there, its daemon hangs"
             ),
             Self::OneWay(Way::Back) => format!(
