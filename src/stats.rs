@@ -353,7 +353,7 @@ mod tests {
         };
         let peer = Ipv4Addr::new(192, 0, 2, 1);
         worker.by_peer.sent(peer, 1, 2, false);
-        worker.by_peer.received(peer, 3, 4, || true);
+        worker.by_peer.received(peer, 3, 4, || Some(peer));
         worker.by_peer.failed(peer, 5);
         assert_eq!(WorkerStats::traffic([&worker, &worker], peer), double);
     }

@@ -61,10 +61,14 @@ impl Half for IngressHalf<'_> {
             }
             let delivered = self.ingress.take_delivered();
             if delivered.packets > 0 {
-                let peer = delivered.owner.unwrap_or_else(|| *batch.sender.ip());
-                config.stats.by_peer.received(peer, delivered.packets, delivered.bytes, || {
-                    context.table.has_peer_at(peer)
-                });
+                let (sender, table) = (*batch.sender.ip(), context.table);
+                // A translator's address is nobody's: then the lease of the pod tells.
+                let peer_of = || match table.has_peer_at(sender) {
+                    true => Some(sender),
+                    false => Some(*table.lookup(delivered.source?)?.address.ip()),
+                };
+                let by_peer = &config.stats.by_peer;
+                by_peer.received(sender, delivered.packets, delivered.bytes, peer_of);
             }
         }
         let written = self.write_plan(io, context);

@@ -73,16 +73,9 @@ impl From<DropReason> for Refusal {
     }
 }
 
-/// What [`ingress`] found of one of a sender's packets: it holds for all with the same addresses,
-/// by the same table, and datagrams of a GRO batch mostly share them.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Known {
-    /// The addresses of the last packet that was let in.
-    addresses: Option<(Ipv4Addr, Ipv4Addr)>,
-    /// The public address of the peer to which the last source was leased that is leased at all:
-    /// behind a translator another than the sender's.
-    pub owner: Option<Ipv4Addr>,
-}
+/// The addresses of a packet that [`ingress`] let in. What was found of one of a sender's packets
+/// holds for all with the same, by the same table, and datagrams of a GRO batch mostly share them.
+pub type Known = Option<(Ipv4Addr, Ipv4Addr)>;
 
 /// Decides on a packet from the TUN device: to which tunnel address it goes, TTL less one. `packet`
 /// is exactly what `header` describes; `largest_bytes` is its length, or for a super-packet that of
@@ -159,16 +152,15 @@ pub fn ingress(
     known: &mut Known,
 ) -> Result<Ecn, Refusal> {
     let pair = Some((header.source, header.destination));
-    if known.addresses != pair || usize::from(header.header_bytes) > HEADER_BYTES_MIN {
-        let owner = addresses(local, table, sender, header, packet)?;
+    if *known != pair || usize::from(header.header_bytes) > HEADER_BYTES_MIN {
+        addresses(local, table, sender, header, packet)?;
         // Nobody would check its next address.
         if ipv4::has_source_route(header, packet) {
             return Err(DropReason::SourceRoute.into());
         }
-        known.owner = owner.or(known.owner);
         // Toward our own addresses ports matter as well, so nothing is remembered of them.
         if !local.is_own_address(header.destination) {
-            known.addresses = pair;
+            *known = pair;
         }
     }
     // A packet leaves the tunnel before it is forwarded.
@@ -183,8 +175,7 @@ pub fn ingress(
 }
 
 /// The part of the ingress verdict that is the same for every packet of one sender with equal
-/// addresses, the ports of UDP to our own tunnel socket aside; and the public address of the peer
-/// to which the source is leased.
+/// addresses, the ports of UDP to our own tunnel socket aside.
 #[inline(never)]
 fn addresses(
     local: &Local,
@@ -192,7 +183,7 @@ fn addresses(
     sender: SocketAddrV4,
     header: &Ipv4Header,
     packet: &[u8],
-) -> Result<Option<Ipv4Addr>, DropReason> {
+) -> Result<(), DropReason> {
     let (source, destination) = (header.source, header.destination);
     if sender.ip() == local.underlay.ip() {
         return Err(DropReason::OwnLoop);
@@ -226,15 +217,14 @@ fn owns(
     table: &Table,
     sender: SocketAddrV4,
     source: Ipv4Addr,
-) -> Result<Option<Ipv4Addr>, DropReason> {
+) -> Result<(), DropReason> {
     let Some(owner) = table.lookup(source) else {
-        return if local.is_strict { Err(DropReason::SourceNotLeased) } else { Ok(None) };
+        return if local.is_strict { Err(DropReason::SourceNotLeased) } else { Ok(()) };
     };
-    let address = *owner.address.ip();
     let is_proven = owner.source_proven.load(Ordering::Relaxed);
-    if address != *sender.ip() {
+    if owner.address.ip() != sender.ip() {
         let is_refused = local.is_strict || is_proven || table.has_peer_at(*sender.ip());
-        return if is_refused { Err(DropReason::SourceNotPeerLease) } else { Ok(Some(address)) };
+        return if is_refused { Err(DropReason::SourceNotPeerLease) } else { Ok(()) };
     }
     if local.is_strict && !is_tunnel_source(local.underlay.port(), sender.port()) {
         return Err(DropReason::OuterPort);
@@ -243,7 +233,7 @@ fn owns(
     if !is_proven {
         owner.source_proven.store(true, Ordering::Relaxed);
     }
-    Ok(Some(address))
+    Ok(())
 }
 
 /// Errors about packets from the network go to a proven owner only, so that a forged packet

@@ -50,9 +50,8 @@ pub struct Delivered {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The public address of the peer whose pods sent them, as far as that is known by its lease: a
-    /// translator's address is nobody's.
-    pub owner: Option<Ipv4Addr>,
+    /// The pod that sent the last of them.
+    pub source: Option<Ipv4Addr>,
 }
 
 impl Ingress {
@@ -128,12 +127,11 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        let (mut known, mut outcome) = (Known::default(), Ok(()));
+        let mut known = None;
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
-                outcome = Err(Full);
-                break;
+                return Err(Full);
             }
             let bytes = match u32::from(batch.segment_bytes) {
                 0 => batch.span.bytes,
@@ -144,8 +142,7 @@ impl Ingress {
             batch.span.bytes -= bytes;
             self.packet(context, arena, &batch, datagram, &mut known);
         }
-        self.delivered.owner = known.owner.or(self.delivered.owner);
-        outcome
+        Ok(())
     }
 
     fn packet(
@@ -207,5 +204,6 @@ impl Ingress {
         }
         self.delivered.packets += 1;
         self.delivered.bytes += u64::from(header.total_bytes);
+        self.delivered.source = Some(header.source);
     }
 }

@@ -128,17 +128,23 @@ impl ByPeer {
         self.long_sends.take().map(peer)
     }
 
-    /// Counts what came from `peer`, or from a sender that is known by its own address only. It
-    /// gets a place if it `is_peer`: anybody may write anything into the source of a datagram.
+    /// Counts what came from `sender`, or from the peer that it speaks for, by what `peer_of` says
+    /// where it has no place. Only peers get one: anybody may write anything into the source of a
+    /// datagram.
     #[inline]
     pub fn received(
         &self,
-        peer: Ipv4Addr,
+        sender: Ipv4Addr,
         packets: u64,
         bytes: u64,
-        is_peer: impl FnOnce() -> bool,
+        peer_of: impl FnOnce() -> Option<Ipv4Addr>,
     ) {
-        let (_, place) = self.place(peer, is_peer);
+        let (number, mut place) = self.place(sender, || false);
+        if number == ELSEWHERE
+            && let Some(peer) = peer_of()
+        {
+            (_, place) = self.place(peer, || true);
+        }
         place.packets_received.add(packets);
         place.bytes_received.add(bytes);
     }
@@ -287,7 +293,7 @@ mod tests {
             let peers = || (0..5000).map(|number| peer(numbering(number)));
             for (number, peer) in peers().enumerate() {
                 counts.sent(peer, 1, number as u64, false);
-                counts.received(peer, 2, 30, || true);
+                counts.received(peer, 2, 30, || Some(peer));
                 counts.failed(peer, 4);
             }
             assert_eq!(elsewhere(&counts), PeerTraffic::default(), "some found no place");
@@ -336,12 +342,12 @@ mod tests {
     fn strangers_get_no_place() {
         let counts = ByPeer::default();
         for number in 0..100 {
-            counts.received(peer(number), 1, 64, || false);
+            counts.received(peer(number), 1, 64, || None);
         }
         assert_eq!(of(&counts, peer(7)).packets_received, 0, "spoofed senders fill the table");
         assert_eq!(elsewhere(&counts).packets_received, 100);
         counts.sent(peer(7), 1, 64, false);
-        counts.received(peer(7), 1, 64, || false);
+        counts.received(peer(7), 1, 64, || None);
         assert_eq!(of(&counts, peer(7)).packets_received, 1, "one that has a place keeps it");
     }
 }

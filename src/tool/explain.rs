@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
-use crate::forward::decide::{self, Known, Local, Refusal};
+use crate::forward::decide::{self, Local, Refusal};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
@@ -323,8 +323,7 @@ impl<'a> ThisHost<'a> {
         // What an honest owner sends passes the strict check; nobody else's does.
         let (local, table) = (self.local(owner.is_some()), self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
-        let known = &mut Known::default();
-        match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet, known) {
+        match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet, &mut None) {
             Ok(_) if owner.is_none() => Ok(format!(
                 "no lease covers {}: it is delivered, whoever sends it, unless this weftd has \
                  --peer-check=strict, which drops it as src-not-leased",

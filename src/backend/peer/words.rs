@@ -45,8 +45,8 @@ impl PeerState {
                  lost, or pings alone are. HEARD of this host in `weft peers` at {host} tells. \
                  Seconds ago: packets arrive there, and a firewall of either host, or on the way, \
                  drops pings or more; if pods reach each other, pings alone, which is no fault. \
-                 Longer ago: they are lost here (`weft check`), on the way, or where they come in there. If \
-                 nothing answers `weft peers` there, its daemon hangs"
+                 Longer ago: they are lost here (`weft check`), on the way, or where they come in \
+                 there. If nothing answers `weft peers` there, its daemon hangs"
             ),
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: `weft \

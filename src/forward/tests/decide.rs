@@ -1,7 +1,7 @@
 //! Every branch of the two verdicts and of the choice of an error's source, on literal values.
 
 use super::*;
-use crate::forward::decide::{self, Known, Refusal};
+use crate::forward::decide::{self, Refusal};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::Ipv4Header;
@@ -77,8 +77,7 @@ type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
 
 fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    let known = &mut Known::default();
-    let verdict = decide::ingress(&local(), table, sender, Ecn::NotEct, &header, packet, known);
+    let verdict = decide::ingress(&local(), table, sender, Ecn::NotEct, &header, packet, &mut None);
     let endpoint_of = |kind| {
         assert_eq!(kind, ErrorKind::TimeExceeded, "no answer to the network");
         table.tunnel_address(header.source).expect("the source is leased")
@@ -152,7 +151,7 @@ fn ingress_verdicts() {
 fn a_mark_that_nobody_can_carry_drops() {
     let verdict = |outer_ecn: Ecn, packet: &[u8]| {
         let header = Ipv4Header::parse(packet).unwrap();
-        decide::ingress(&local(), &table(), PEER, outer_ecn, &header, packet, &mut Known::default())
+        decide::ingress(&local(), &table(), PEER, outer_ecn, &header, packet, &mut None)
     };
     let reason = |outer_ecn: Ecn, packet: &[u8]| {
         verdict(outer_ecn, packet).err().filter(|it| it.answer.is_none()).map(|it| it.reason)
@@ -197,7 +196,7 @@ fn the_strict_check_wants_lease_address_and_port() {
         let packet = with(udp(FAR, POD, &[7; 32]), 12, &source);
         let header = Ipv4Header::parse(&packet).unwrap();
         let sender = sender.parse().unwrap();
-        decide::ingress(local, &table, sender, Ecn::NotEct, &header, &packet, &mut Known::default())
+        decide::ingress(local, &table, sender, Ecn::NotEct, &header, &packet, &mut None)
     };
     let reason = |sender: &str, source: [u8; 4]| {
         let refusal = verdict(&strict, sender, source).err();

@@ -354,28 +354,6 @@ fn what_was_delivered_is_told_once_and_a_panic_forgets_the_rest() {
     assert_eq!(walk.written.len(), 3, "a packet of the batch that panicked");
 }
 
-/// A translator's address is nobody's: by the lease it is known who sends from there.
-#[test]
-fn what_was_delivered_is_the_owners() {
-    let mut walk = Walk::new(NONE);
-    let leased = || vec![marked(1)];
-    let to_us = || vec![udp(FAR, TUN, &[1; 100])];
-    let (unleased, expired) = (with(marked(2), 12, &UNLEASED.octets()), with(marked(3), 8, &[1]));
-    for (sender, packets, expected) in [
-        (STRANGER, leased(), Some(*PEER.ip())),
-        (STRANGER, to_us(), Some(*PEER.ip())),
-        (STRANGER, vec![marked(1), unleased.clone(), expired.clone()], Some(*PEER.ip())),
-        (STRANGER, vec![unleased.clone()], None),
-        (PEER, vec![unleased], None),
-        (PEER, leased(), Some(*PEER.ip())),
-        (STRANGER, leased(), None),
-    ] {
-        walk.receive_batch(sender, &packets);
-        let delivered = walk.ingress.take_delivered();
-        assert_eq!(delivered.owner, expected, "{sender}: {packets:02x?}");
-    }
-}
-
 #[test]
 fn an_empty_datagram_is_a_runt() {
     let mut walk = Walk::new(ALL);

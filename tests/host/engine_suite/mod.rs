@@ -668,7 +668,7 @@ fn leave_uncounted(host: &Host) {
         // Of other networks than the lab's.
         Ipv4Addr::from_bits(0x0a80_0000 + number)
     });
-    others.for_each(|other| host.stats.by_peer.received(other, 0, 0, || true));
+    others.for_each(|other| host.stats.by_peer.received(other, 0, 0, || Some(other)));
 }
 
 /// A card so slow that a busy machine fills the buffer sooner than it sends, a socket with room for

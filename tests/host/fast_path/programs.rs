@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use weft::fast_path::{IN, Maps, PeerEntry, Settings};
 use weft::forward::Local;
-use weft::forward::decide::{self, Known};
+use weft::forward::decide;
 use weft::packet::address::is_ordinary;
 use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::{Ipv4Header, decrement_ttl};
@@ -311,8 +311,7 @@ fn delivered_packets_are_those_that_workers_deliver() {
             let whole = &inner[..usize::from(header.total_bytes)];
             let ecn = Ecn::of(datagram[1]);
             let (local, table) = (&bench.local, &bench.table);
-            let verdict =
-                decide::ingress(local, table, sender, ecn, &header, whole, &mut Known::default());
+            let verdict = decide::ingress(local, table, sender, ecn, &header, whole, &mut None);
             Some((sender, inner, header, verdict))
         });
         let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");
