@@ -164,6 +164,12 @@ impl Search<'_> {
         let (subnet, public_ip) = (held.subnet, attributes.public_ip);
         if self.config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
+            if let Some(before) = self.previous.filter(|before| *before != subnet) {
+                warn!(
+                    "This node's last subnet was {before}, and the store has {subnet} for it: pods \
+                     that run here with addresses of {before} are cut off, restart them"
+                );
+            }
             let lease = Lease { attributes: attributes.clone(), ..held.clone() };
             let updated = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
             return Ok(Some(manager.noted_write(updated)?));

@@ -57,7 +57,11 @@ pub(super) const CHECKS: &[Check] = &[
         ways::from_peers,
         "its source check, rules and routes let in every peer, and its pods",
     ),
-    ("address-conflicts", ways::addresses, "no other machine answers for an address"),
+    (
+        "address-conflicts",
+        ways::addresses,
+        "no other machine has an address of this host, or of a peer with an alarm",
+    ),
     ("neighbours", ways::neighbours, "no permanent entry of a peer in alarm is wrong"),
     (
         "egress-filters",

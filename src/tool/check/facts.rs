@@ -99,12 +99,16 @@ pub(super) struct ProcessFacts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PeerWay {
     pub(super) host: Ipv4Addr,
+    /// What it has leased.
+    pub(super) subnet: Prefix,
     /// Why the kernel refuses what the tunnel, or the peer's route, sends.
     pub(super) to_refused: Option<String>,
     /// The same for what comes from there, if that is by the external interface.
     pub(super) from_refused: Option<String>,
     /// And for what its pods send to this host's: what a rule or a route refuses to forward.
     pub(super) pods_refused: Option<String>,
+    /// Why what this host's pods send there ends here.
+    pub(super) own_pods_end: Option<String>,
     /// Whether weftd has an alarm about it.
     pub(super) is_alarming: bool,
 }

@@ -29,7 +29,7 @@ use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
 use crate::tool::ask::wait_for;
-use crate::tool::explain::first_pod;
+use crate::tool::explain::{self, PodsWays, first_pod};
 use crate::tool::refusal::{or_refused, way_in, why};
 
 /// Peers whose ways are asked about: milliseconds.
@@ -90,7 +90,27 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
             Err(why) => facts.firewall_error = why,
         }
     })?;
+    let ends: Vec<_> = facts.ways.iter().map(|way| own_pods_end(&facts, way.subnet)).collect();
+    for (way, end) in facts.ways.iter_mut().zip(ends) {
+        way.own_pods_end = end;
+    }
     Ok(facts)
+}
+
+/// Why what this host's pods send to those of a peer with this `subnet` ends here, if it is sent.
+fn own_pods_end(facts: &Facts, subnet: Prefix) -> Option<String> {
+    // The kernel refuses everything then, and other checks say so.
+    let is_off = |(name, value): (&String, &u64)| *value == 0 && name.ends_with("forwarding");
+    if facts.sysctls.iter().any(is_off) {
+        return None;
+    }
+    let status = facts.status()?;
+    let peer = status.routes.iter().find(|peer| peer.subnet == subnet)?;
+    let peers = std::slice::from_ref(peer);
+    let ways = explain::pods_ways(first_pod(subnet), status, peers);
+    let PodsWays::EndsThere(why) = ways else { return None };
+    let ends = format!("what this host's pods send there ends on this host: {why}");
+    peer.state.is_sent_to().then_some(ends)
 }
 
 /// Opening alone makes no device.
@@ -159,7 +179,15 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
         });
         let to_refused = to.map_or_else(|error| Some(why(&error)), |to| ends_here(facts, host, to));
         let pods_refused = pods_refused(facts, host, subnet).await;
-        ways.push(PeerWay { host, to_refused, from_refused, pods_refused, is_alarming });
+        ways.push(PeerWay {
+            host,
+            subnet,
+            to_refused,
+            from_refused,
+            pods_refused,
+            own_pods_end: None,
+            is_alarming,
+        });
     }
     Some(ways)
 }

@@ -177,7 +177,10 @@ pub(super) fn loses_most(echoes: &Echoes) -> bool {
 fn lossy(legs: &[Echoes]) -> String {
     let is =
         |which, holds: fn(&Echoes) -> bool| legs.iter().any(|leg| leg.leg == which && holds(leg));
-    let is_pods = is(Leg::Pod, |leg| leg.answered > 0) && is(Leg::Tunnel, |leg| leg.answered == 0);
+    let passes_full = is(Leg::TunnelFull, |leg| leg.answered == leg.sent);
+    let is_pods = is(Leg::Pod, |leg| leg.answered > 0)
+        && is(Leg::Tunnel, |leg| leg.answered == 0)
+        && !is(Leg::TunnelFull, |leg| leg.answered > 0);
     let counted = |is_meant: fn(Leg) -> bool| {
         // What answers nothing loses nothing, if something behind it answers.
         let is_deaf = |leg: &Echoes| leg.answered == 0 && (is_pods || leg.leg == Leg::Host);
@@ -190,6 +193,10 @@ fn lossy(legs: &[Echoes]) -> String {
     let full = counted(|leg| leg == Leg::TunnelFull);
     let is_tunnels = is(Leg::Host, |leg| leg.answered == leg.sent) && is(Leg::Tunnel, loses_most);
     let where_to_look = match is_tunnels {
+        true if passes_full => {
+            "none of the host's own, and no full ones: a rule of either host drops them by their \
+             length (`weft check` on both hosts, `nft list ruleset`, `iptables-save`)"
+        }
         true => {
             "none of the host's own: look for a rate limit in the firewalls of both hosts, and at \
              what weftd itself drops or can't send (`weft drops` on both hosts)"

@@ -80,6 +80,15 @@ fn where_the_fast_path_carries_what_is_of_pods_another_cause_fits() {
     }
 }
 
+/// A rule takes short datagrams alone.
+#[test]
+fn what_is_lost_by_its_length_is_no_rate() {
+    let legs = [(Leg::Host, 10), (Leg::Tunnel, 0), (Leg::TunnelFull, 10), (Leg::Pod, 2)];
+    let legs = legs.map(|(leg, answered)| echoes(leg, answered)).to_vec();
+    let Report { conclusion, .. } = report(legs, BackendKind::Udp);
+    assert!(conclusion.contains("18 of 30") && conclusion.contains("length"), "{conclusion}");
+}
+
 #[test]
 fn a_pod_that_answers_shows_that_packets_pass() {
     for (answered, well, figures) in [(10, true, "so packets"), (6, false, "4 of 10 small")] {

@@ -150,6 +150,13 @@ const OF_THE_HOST: &[Broken] = &[
         "ip route replace $OWN_SUBNET/24 dev pod0",
     ),
     here(
+        "a rule refuses what this host's own pods send",
+        Screen::Check,
+        "a route or rule of type prohibit",
+        "ip rule add from $OWN_SUBNET/24 prohibit",
+        "ip rule del from $OWN_SUBNET/24 prohibit",
+    ),
+    here(
         "a route of another table takes this host's own subnet",
         Screen::Check,
         "dev wire0 (table 100)",

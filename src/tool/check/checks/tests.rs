@@ -183,9 +183,11 @@ fn well(kind: BackendKind) -> Facts {
     let host = Ipv4Addr::new(192, 0, 2, 2);
     facts.ways = vec![PeerWay {
         host,
+        subnet: "10.5.2.0/24".parse().unwrap(),
         to_refused: None,
         from_refused: None,
         pods_refused: None,
+        own_pods_end: None,
         is_alarming: false,
     }];
     facts.sysctls = sysctls.map(|(name, value)| (name.to_owned(), value)).into();
@@ -505,6 +507,9 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("way-to-peers", Judged::Failed, "such as 192.0.2.2: a blackhole", |it| {
         it.ways[0].to_refused = Some("a blackhole route".to_owned());
+    }),
+    ("way-to-peers", Judged::Failed, "such as 192.0.2.2: a rule", |it| {
+        it.ways[0].own_pods_end = Some("a rule".to_owned());
     }),
     ("way-from-peers", Judged::Failed, "192.0.2.2: the source check", |it| {
         let from_refused = Some("the source check".to_owned());

@@ -2,14 +2,23 @@
 
 use super::super::facts::{Facts, Filter, PeerWay, Resolved};
 use super::super::finding::{Checked, failed, skipped, warning};
+use super::network::foreign_routes;
 use crate::backend_kind::BackendKind;
 
 pub(super) fn to_peers(facts: &Facts) -> Checked {
-    judge(facts, |way| way.to_refused.as_deref(), "can't be sent to")
+    let datagrams: fn(&PeerWay) -> Option<&str> = |way| way.to_refused.as_deref();
+    // A route that takes the pods' packets has a check of its own.
+    let refused = if foreign_routes(facts).is_ok() { to_refused } else { datagrams };
+    judge(facts, refused, "can't be sent to")
 }
 
 pub(super) fn from_peers(facts: &Facts) -> Checked {
     judge(facts, from_refused, "are refused where they come in")
+}
+
+/// Of a tunnel's datagrams, or of what pods send, which go by routes of their own.
+fn to_refused(way: &PeerWay) -> Option<&str> {
+    way.to_refused.as_deref().or(way.own_pods_end.as_deref())
 }
 
 /// Of a peer that is well, packets come by another interface; it may be well, and no pod there.
