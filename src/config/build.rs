@@ -10,7 +10,9 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use regex::Regex;
 
-use crate::config::checked::{OptionError, Result, Variable, optional, parsed, refused, url};
+use crate::config::checked::{
+    OptionError, Result, Variable, is_host_address, optional, parsed, refused, url,
+};
 use crate::config::flag_table::{FLAGS, FlagValues};
 use crate::config::kube::{AnnotationPrefix, KubeOptions, environment};
 use crate::config::options::{
@@ -166,14 +168,7 @@ fn interface(flags: &FlagValues) -> Result<InterfaceOptions> {
 /// address.
 fn public_ip(text: &str) -> Result<Ipv4Addr> {
     match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
-        Ok(IpAddr::V4(address))
-            if !(address.octets()[0] == 0
-                || address.is_loopback()
-                || address.is_multicast()
-                || address.is_broadcast()) =>
-        {
-            Ok(address)
-        }
+        Ok(IpAddr::V4(address)) if is_host_address(address) => Ok(address),
         _ => Err(OptionError(format!(
             "invalid public IP address: {text:?}: --public-ip takes the IPv4 address of one host"
         ))),

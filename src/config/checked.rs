@@ -1,7 +1,9 @@
-//! What checks of flags and variables have in common: their error, and how URLs are read.
+//! What checks of flags and variables have in common: their error, how URLs are read, and what is a
+//! host's address, which goes for leases as well.
 
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use hyper::Uri;
@@ -74,4 +76,11 @@ pub(super) fn parsed<T: FromStr>(flag: &'static str, text: &str, described: &str
 /// The `problem` says which value, what is wrong, and what would be right.
 pub(super) fn refused(flag: &str, problem: impl Display) -> OptionError {
     OptionError(format!("{flag}: {problem}"))
+}
+/// Whether a datagram to `address` can reach one other host.
+pub fn is_host_address(address: Ipv4Addr) -> bool {
+    !(address.octets()[0] == 0
+        || address.is_loopback()
+        || address.is_multicast()
+        || address.is_broadcast())
 }

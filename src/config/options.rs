@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use crate::config::checked::without_secrets;
+pub use crate::config::checked::{is_host_address, without_secrets};
 use crate::config::kube::KubeOptions;
 use crate::status::Setting;
 use crate::words::words;

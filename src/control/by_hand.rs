@@ -4,11 +4,11 @@
 use std::net::Ipv4Addr;
 
 use crate::config::network::{NetworkConfig, NetworkConfigError};
+use crate::config::options::is_host_address;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
-use crate::control::peers::is_host_address;
 use crate::control::snapshot::Snapshot;
 use crate::control::store::{Leased, Store};
 use crate::route::Prefix;

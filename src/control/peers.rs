@@ -1,8 +1,7 @@
 //! From everything in the store to the peers that traffic may go to. Pure: the same entries
 //! always give the same peers, whatever the order in which they came.
 
-use std::net::Ipv4Addr;
-
+use crate::config::options::is_host_address;
 use crate::control::lease::{Lease, Peers};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::route::Prefix;
@@ -70,14 +69,6 @@ fn objection(lease: &Lease, own: &Lease, network: Prefix) -> Option<(RejectReaso
     } else {
         None
     }
-}
-
-/// Whether a datagram to `address` can reach one other host.
-pub(super) fn is_host_address(address: Ipv4Addr) -> bool {
-    !(address.octets()[0] == 0
-        || address.is_loopback()
-        || address.is_multicast()
-        || address.is_broadcast())
 }
 
 /// The one of `peers`, which do not overlap each other, that overlaps `subnet`. Prefixes sort by

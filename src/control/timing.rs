@@ -56,8 +56,8 @@ impl Default for Timing {
             // are trusted, within a factor: another node that wants the address waits no longer
             // than that.
             claim_ttl: Duration::from_secs(30),
-            // As long as flanneld's start in Kubernetes waits for its first listing, and far within
-            // the margin by which the lease was renewed.
+            // As long as flanneld's start in Kubernetes waits for its first listing, and within the
+            // usual margin of an hour; with one of less than this the lease may end first.
             take_over_max: Duration::from_secs(10 * 60),
         }
     }

@@ -245,7 +245,7 @@ impl Start<'_> {
             sleep(backoff.next_wait()).await;
             let found = look(interface, &mut Vec::new()).await;
             if self.options.follow_address && found.is_ok_and(|it| it.address != external.address) {
-                info!("this host no longer has {}; looking for its address", external.address);
+                info!("{} is not the address for the tunnel any more", external.address);
                 return Ok(Acquired::Moved(plan));
             }
             if !is_exhausted {

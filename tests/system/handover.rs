@@ -172,8 +172,7 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
     let kept = ["--fast-path=off", "--keep-tunnel"];
     let mut overlay = Overlay::start_with(CONFIG, [&kept, &[]]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
-    let config = overlay.files().join("store/config");
-    let away = config.with_extension("away");
+    let [config, away] = config_places(&overlay);
     under_traffic(&mut overlay, 1000, |overlay| {
         fs::rename(&config, &away).expect("a file of the test");
         let waits = ["--take-over", "--start-from-cache=false", "--keep-tunnel"];
@@ -209,8 +208,7 @@ fn a_take_over_that_waits_too_long_ends_and_the_first_goes_on() {
     let kept = ["--fast-path=off"];
     let mut overlay = Overlay::start_with(CONFIG, [&kept, &[]]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
-    let config = overlay.files().join("store/config");
-    let away = config.with_extension("away");
+    let [config, away] = config_places(&overlay);
     under_traffic(&mut overlay, 1000, |overlay| {
         fs::rename(&config, &away).expect("a file of the test");
         let program = example("brief-leases").display().to_string();
@@ -382,6 +380,13 @@ fn a_failed_take_over_where_the_kernel_carries() {
     take_over(&mut overlay, &[]);
 }
 
+/// Where the network configuration is, and where while the store has none.
+fn config_places(overlay: &Overlay) -> [PathBuf; 2] {
+    let config = overlay.files().join("store/config");
+    let away = config.with_extension("away");
+    [config, away]
+}
+
 /// The flags with which another weftd has the place of host 0's.
 fn places(overlay: &Overlay) -> [String; 3] {
     let place = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
@@ -436,8 +441,7 @@ fn a_container_is_ready_while_its_workers_carry() {
     let first = Contained::start(&overlay, &arguments);
     overlay.daemons[0].wait(PATIENCE);
     wait_until(PATIENCE, "the first container is ready", || first.is_ready(&overlay));
-    let config = overlay.files().join("store/config");
-    let away = config.with_extension("away");
+    let [config, away] = config_places(&overlay);
     fs::rename(&config, &away).expect("a file of the test");
     let next = Contained::start(&overlay, &arguments);
     let name = config.display().to_string();

@@ -12,9 +12,9 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4318),
     ("backend", 5838, 58016),
     ("bin", 15, 200),
-    ("config", 1662, 16505),
+    ("config", 1663, 16540),
     ("daemon", 3490, 35800),
-    ("control", 5391, 53950),
+    ("control", 5385, 53920),
     ("device", 482, 5189),
     ("engine", 1889, 17490),
     ("fast_path", 580, 5200),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 256, 2300),
     ("status", 550, 3900),
     ("sys", 1170, 12035),
-    ("tool", 5116, 54560),
+    ("tool", 5117, 54560),
 ];
 
 /// Lines and tokens.

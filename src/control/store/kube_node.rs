@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::config::options::is_host_address;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, RawJson};
-use crate::control::peers::is_host_address;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::Prefix;

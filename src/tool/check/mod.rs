@@ -90,7 +90,7 @@ fn render(found: &[Answer], verbose: bool, style: Style) -> String {
         |it: &&Answer| matches!(it.finding.verdict, Judgement::Failed | Judgement::Warning);
     let bad: Vec<_> = found.iter().filter(is_bad).map(|it| it.id).collect();
     if bad == [DAEMON_STATE] {
-        writeln!(out, "beside what weftd says itself, nothing was found on this host").ok();
+        writeln!(out, "beside what weftd says itself, these checks found nothing here").ok();
     }
     writeln!(out, "{} checks: {}", found.len(), counts.join(", ")).ok();
     out

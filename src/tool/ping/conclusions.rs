@@ -194,8 +194,9 @@ fn lossy(legs: &[Echoes]) -> String {
     let is_tunnels = is(Leg::Host, |leg| leg.answered == leg.sent) && is(Leg::Tunnel, loses_most);
     let where_to_look = match is_tunnels {
         true if passes_full => {
-            "none of the host's own, and no full ones: a rule of either host drops them by their \
-             length (`weft check` on both hosts, `nft list ruleset`, `iptables-save`)"
+            "none of the host's own, and no full ones: look for a rule of either host, or on the \
+             way, that goes by their length (`weft check` on both hosts, `nft list ruleset`, \
+             `iptables-save`)"
         }
         true => {
             "none of the host's own: look for a rate limit in the firewalls of both hosts, and at \
