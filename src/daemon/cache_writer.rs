@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::fs::Mode;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::config::network::NetworkConfig;
@@ -38,6 +38,10 @@ const REFRESH_SECONDS: u64 = 60 * 60;
 
 /// How far the lease's end moves before the file is written for that: little compared with a day.
 const END_SECONDS: u64 = 60;
+
+/// How long a weftd that hands over waits for its last write: a disk writes a few megabytes in
+/// less, and one that hangs must not keep the next weftd waiting, which gives up after 30 s.
+const SAVE_MAX: Duration = Duration::from_secs(2);
 
 /// Path of the cache that belongs to this subnet file.
 pub(crate) fn cache_path(subnet_file: &Path) -> PathBuf {
@@ -89,6 +93,20 @@ impl CacheWriter {
             } else {
                 next_change(&mut known).await;
             }
+        }
+    }
+
+    /// Writes what is `known` now, for a weftd that takes over: the last changes may be younger
+    /// than the time between two writes. A failure leaves the file as it is.
+    pub(super) async fn save(self: &Arc<Self>, known: Arc<Known>) {
+        let writer = Arc::clone(self);
+        let work = on_own_thread(move || writer.write_now(&known));
+        let written = timeout(SAVE_MAX, work).await.map_err(anyhow::Error::from);
+        if let Err(error) = written.and_then(|done| done.map_err(Into::into)).flatten() {
+            let path = self.path.display();
+            warn!(
+                "the weftd that takes over may find the cache {path} some seconds old: {error:#}"
+            );
         }
     }
 

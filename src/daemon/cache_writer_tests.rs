@@ -119,6 +119,22 @@ async fn first_change_is_written_at_once_bursts_seldom() {
     assert_eq!(mode & 0o7777, 0o600, "others can read who the peers are");
 }
 
+/// A weftd that takes over a second after a node has joined, and finds the store out of order,
+/// would drop that node's packets.
+#[tokio::test]
+async fn the_last_news_is_saved_for_a_weftd_that_takes_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("subnet.env.cache");
+    let writer = writer(&path);
+    for hosts in [1, 2] {
+        writer.save(known(hosts, NOW)).await;
+        assert_eq!(peers_in(&path), usize::from(hosts), "a node that has joined is not in it");
+    }
+    writer.forget();
+    writer.save(known(2, NOW)).await;
+    assert!(!path.exists(), "the next start would use a lost subnet");
+}
+
 #[test]
 fn unchanged_cache_is_rewritten_only_to_refresh() {
     let known = |hosts, seconds| known(hosts, NOW + seconds);

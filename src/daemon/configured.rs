@@ -12,6 +12,7 @@ use crate::config::network::NetworkConfig;
 use crate::config::options::InterfaceOptions;
 use crate::control::cache::Known;
 use crate::control::run::Held;
+use crate::daemon::cache_writer::CacheWriter;
 use crate::host::interface::ExternalInterface;
 use crate::status::TunnelEnd;
 
@@ -48,6 +49,8 @@ pub(super) struct Former {
     /// What it has learnt of the store, if it has.
     pub(super) known: watch::Receiver<Option<Arc<Known>>>,
     pub(super) plane: watch::Receiver<PlaneState>,
+    /// The writer of the cache, if one is kept.
+    pub(super) cache: Option<Arc<CacheWriter>>,
 }
 
 impl Former {
@@ -55,6 +58,14 @@ impl Former {
     pub(super) fn held(&self) -> Held {
         let known = self.known.borrow().as_deref().cloned();
         known.map_or_else(|| self.began_with.clone(), Held::Cached)
+    }
+
+    /// Has the cache hold all that is known, for the weftd that goes on.
+    pub(super) async fn save_cache(&self) {
+        let known = self.known.borrow().clone();
+        if let (Some(cache), Some(known)) = (&self.cache, known) {
+            cache.save(known).await;
+        }
     }
 
     /// The interface, with the address that the tunnel has: the next run follows it from there.

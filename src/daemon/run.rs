@@ -201,6 +201,8 @@ async fn until_stopped(
     };
     let asked = async {
         let successor = asked.recv().await;
+        let last = former.borrow().clone();
+        OptionFuture::from(last.as_ref().map(Former::save_cache)).await;
         // Before the tunnel is dropped.
         handover.leave();
         successor
@@ -301,9 +303,8 @@ async fn work(
 ) -> Result<Infallible> {
     let Run { options, kept: Kept { handover, former, .. }, .. } = run;
     let before = former.borrow().clone();
-    let start = Start { options, manager, previous, handover };
-    let (begun, backend) = start.start(before.as_ref()).await?;
-    let Begun { plan, interface, held, guard, .. } = begun;
+    let start = Start { options, manager, previous, handover }.start(before.as_ref());
+    let (Begun { plan, interface, held, guard, .. }, backend) = start.await?;
     let (subnet, view) = (held.subnet(), backend.view());
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
@@ -320,12 +321,14 @@ async fn work(
     backend.carries(handover);
     let writer = SubnetWriter::new(options, plan.network.network, subnet, plane.borrow().mtu_bytes);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
+    let cache = CacheWriter::of(options, &plan.network, manager.status());
     former.replace(Some(Former {
         plan: plan.clone(),
         interface,
         began_with: held.clone(),
         known: manager.known(),
         plane: plane.clone(),
+        cache: cache.clone(),
     }));
     report.running(Running {
         network: plan.network.network,
@@ -342,7 +345,6 @@ async fn work(
     notify::ready();
     let limits = limits::keep(plan.settings.kind(), options, rule_state.clone(), writer.state());
     let ready = keep_readiness(run, manager, writer.state(), plane.clone(), rule_state);
-    let cache = CacheWriter::of(options, &plan.network, manager.status());
     manager.go_by(&plan.network);
     let keep_cache = cache.clone().map(|cache| cache.keep(manager.known()));
     tokio::select! {

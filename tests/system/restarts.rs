@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::support::flows::Flows;
-use crate::support::lab::{Lab, Namespace, PLAIN_CARD, SubnetEnv, WEFTD, wait_until};
+use crate::support::lab::{Lab, Namespace, PLAIN_CARD, SubnetEnv, WEFTD, comes_true, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, port, tcp_transfer, udp_sizes, udp_socket};
@@ -95,9 +95,10 @@ pub(crate) fn under_traffic(
         for stream in &streams {
             stream.stop.store(true, Ordering::Relaxed);
         }
-        wait_until(PATIENCE, "everything sent arrives", || {
-            streams.iter().all(|stream| stream.missing() == 0)
-        });
+        let is_complete = || streams.iter().all(|stream| stream.missing() == 0);
+        let have_arrived = comes_true(PATIENCE, is_complete);
+        let lost = streams.each_ref().map(Numbered::missing);
+        assert!(have_arrived, "of host 0's and of host 1's packets {lost:?} are lost");
         let seen = streams.each_ref().map(|stream| {
             stream.drained.store(true, Ordering::Relaxed);
             assert_eq!(stream.refused.load(Ordering::Relaxed), 0, "the pod could not send");

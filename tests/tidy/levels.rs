@@ -117,7 +117,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "daemon",
         &[
             &[
-                "configured",
+                "cache_writer",
                 "contain",
                 "http",
                 "identity",
@@ -126,15 +126,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
                 "log/line",
                 "notify",
             ],
-            &[
-                "cache_writer",
-                "process",
-                "rules",
-                "running",
-                "status",
-                "subnet_writer",
-                "log/repeat",
-            ],
+            &["configured", "process", "rules", "running", "status", "subnet_writer", "log/repeat"],
             &["verdict", "metrics", "peer_rows", "drop_samples", "log/queue"],
             &["descriptors", "health", "node_guard", "port_guard", "take_over"],
             &["log", "warm_start"],
