@@ -8,7 +8,7 @@ use serde_json::Value;
 use weft::daemon::status::fetch_unix;
 use weft::status::Cause;
 
-use super::lab::wait_until;
+use super::lab::{LEASE_TIMEOUT, wait_until};
 
 /// One reading of a daemon's counters.
 #[derive(Debug, Clone)]
@@ -27,17 +27,18 @@ pub(crate) fn is_ready(dir: &Path) -> bool {
 }
 
 impl Status {
-    /// Asks the daemon whose socket is in `dir`.
+    /// Asks the daemon whose socket is in `dir`, which may have just been started.
     ///
     /// # Panics
-    /// When it does not answer, nor when it is asked again: a busy machine may be late once.
+    /// When it does not answer within [`LEASE_TIMEOUT`].
     #[track_caller]
     pub(crate) fn of(dir: &Path) -> Self {
-        let ask = || fetch_unix(&dir.join("weft.sock"), "/status");
-        let bytes = ask()
-            .or_else(|_late| ask())
-            .unwrap_or_else(|error| panic!("weftd does not tell its status: {error:#}"));
-        Self(serde_json::from_slice(&bytes).expect("the status is JSON"))
+        let mut said = None;
+        wait_until(LEASE_TIMEOUT, "weftd tells its status", || {
+            said = Self::try_of(dir);
+            said.is_some()
+        });
+        said.expect("it was told")
     }
 
     /// Asks the daemon whose socket is in `dir`; `None` if it does not answer.
