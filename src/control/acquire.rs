@@ -14,6 +14,7 @@ use crate::control::error::{AcquireError, StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, OwnLease, Snapshot};
 use crate::control::store::{Leased, Store};
 use crate::route::Prefix;
@@ -134,6 +135,7 @@ impl Search<'_> {
                  network config, ignoring"
             );
         }
+        self.tell_of_abandoned(snapshot);
         let mut lost = None;
         for _ in 0..TRIES_PER_LISTING {
             let free = free_subnets(config, taken.clone(), self.candidates);
@@ -156,6 +158,18 @@ impl Search<'_> {
         self.manager.status.edit().store.subnets_exhausted += 1;
         let NetworkConfig { subnet_min, subnet_max, subnet_length_bits, .. } = *config;
         Err(AcquireError::Exhausted(subnet_min, subnet_max, subnet_length_bits))
+    }
+
+    /// An entry that can't be read may be anybody's, so it is left alone.
+    fn tell_of_abandoned(&self, snapshot: &Snapshot) {
+        let Some(previous) = self.previous else { return };
+        let is_its = |entry: &&Rejected| entry.key == previous.key();
+        if let Some(Rejected { key, detail, .. }) = snapshot.rejected.iter().find(is_its) {
+            warn!(
+                "This node's last subnet was {previous}, and its entry {key} in the store can't be \
+                 used ({detail}): pods that run here with addresses of it are cut off, restart them"
+            );
+        }
     }
 
     /// Takes the subnet that the node has by the store, or deletes an entry that it can't use.

@@ -14,7 +14,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("bin", 15, 200),
     ("config", 1663, 16540),
     ("daemon", 3515, 36100),
-    ("control", 5385, 53920),
+    ("control", 5400, 54010),
     ("device", 482, 5189),
     ("engine", 1889, 17490),
     ("fast_path", 580, 5200),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 256, 2300),
     ("status", 550, 3900),
     ("sys", 1170, 12035),
-    ("tool", 5117, 54560),
+    ("tool", 5130, 54740),
 ];
 
 /// Lines and tokens.

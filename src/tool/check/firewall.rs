@@ -94,6 +94,8 @@ pub(super) enum Property {
     },
     /// One of these ranges of ports of the destination, of UDP or any protocol with ports.
     Port(Vec<(u16, u16)>),
+    /// The same of the source.
+    SourcePort(Vec<(u16, u16)>),
     /// From one of these.
     Source(Vec<Prefix>),
     Destination(Vec<Prefix>),
@@ -133,6 +135,8 @@ pub(super) enum Action {
 pub(super) struct Packet<'a> {
     /// Port of the destination, if it is UDP; nothing if it may be of any protocol.
     pub(super) udp_port: Option<u16>,
+    /// The same of the source; nothing if it differs from packet to packet as well.
+    pub(super) source_port: Option<u16>,
     /// Where it may come from; nothing for anywhere.
     pub(super) sources: Option<Prefix>,
     /// Where it may go to.
@@ -301,9 +305,8 @@ impl Condition {
     fn holds(&self, packet: &Packet<'_>) -> Option<bool> {
         let holds = match self.property.as_ref()? {
             Property::Protocol { is_udp } => packet.udp_port.map(|_| *is_udp),
-            Property::Port(ranges) => packet
-                .udp_port
-                .map(|port| ranges.iter().any(|(first, last)| (*first..=*last).contains(&port))),
+            Property::Port(ranges) => one_of(packet.udp_port, ranges),
+            Property::SourcePort(ranges) => one_of(packet.source_port, ranges),
             Property::Source(prefixes) => within(packet.sources, prefixes),
             Property::Destination(prefixes) => within(packet.destinations, prefixes),
             Property::ComesBy(name) => by(packet.comes_by, name),
@@ -330,6 +333,7 @@ impl Condition {
             Some(Property::Destination(of)) => are_ranges(of) && self.holds(packet).is_none(),
             Some(
                 Property::Port(_)
+                | Property::SourcePort(_)
                 | Property::ComesBy(_)
                 | Property::GoesBy(_)
                 | Property::Known(_)
@@ -339,6 +343,10 @@ impl Condition {
             | None => false,
         }
     }
+}
+
+fn one_of(port: Option<u16>, ranges: &[(u16, u16)]) -> Option<bool> {
+    port.map(|port| ranges.iter().any(|(first, last)| (*first..=*last).contains(&port)))
 }
 
 fn are_ranges(prefixes: &[Prefix]) -> bool {

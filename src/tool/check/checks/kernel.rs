@@ -8,6 +8,7 @@ use super::super::firewall::{
     BRIDGED, FORWARDED, FORWARDED_ON, Hook, Packet, RECEIVED, SENT, dropped_by, may_drop,
 };
 use super::network::{bridges, external_name, strangers};
+use crate::backend_kind::BackendKind;
 use crate::host::netlink::policies::{Decision, Policy};
 use crate::route::Prefix;
 
@@ -116,12 +117,15 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     let (chains, port) = (facts.firewall()?, facts.port().ok_or("the port is not known yet")?);
     let external = external_name(facts);
     let (external, udp_port) = (external.as_deref(), Some(port));
+    // VXLAN's tells flows apart.
+    let source_port = facts.backend().filter(|kind| *kind == BackendKind::Udp).map(|_| port);
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let mut peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
     let own = facts.own_address().and_then(|own| Prefix::new(own, 32));
     let packet = |peer| match hooks == SENT {
         true => Packet {
             udp_port,
+            source_port,
             sources: own,
             destinations: peer,
             goes_by: external,
@@ -129,6 +133,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
         },
         false => Packet {
             udp_port,
+            source_port,
             sources: peer,
             destinations: own,
             comes_by: external,

@@ -106,6 +106,7 @@ fn condition(option: &str, value: &str, negated: bool) -> Condition {
         "-i" => Some(Property::ComesBy(value.to_owned())),
         "-o" => Some(Property::GoesBy(value.to_owned())),
         "--dport" | "--dports" => ranges(value).map(Property::Port),
+        "--sport" | "--sports" => ranges(value).map(Property::SourcePort),
         "--length" => length(value),
         // Which packets are not tracked, other rules say.
         "--ctstate" | "--state" if !value.contains("UNTRACKED") => {

@@ -113,6 +113,7 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
     let always = |property| Condition { property: Some(property), negated: false };
     let property = match (payload["protocol"].as_str(), payload["field"].as_str(), meta) {
         (Some("udp" | "th"), Some("dport"), _) => elements(right, range).map(Property::Port),
+        (Some("udp" | "th"), Some("sport"), _) => elements(right, range).map(Property::SourcePort),
         // Whatever is asked of it, the packet has to be one.
         (Some("tcp" | "icmp"), ..) => return always(Property::OtherProtocol),
         // Names of a bridge's ports are none of hosts' devices.

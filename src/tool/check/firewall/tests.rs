@@ -6,6 +6,7 @@ use super::*;
 
 const DATAGRAM: Packet<'static> = Packet {
     udp_port: Some(8285),
+    source_port: Some(8285),
     sources: None,
     destinations: None,
     comes_by: Some("eth0"),
@@ -16,6 +17,7 @@ const DATAGRAM: Packet<'static> = Packet {
 fn for_pods() -> Packet<'static> {
     Packet {
         udp_port: None,
+        source_port: None,
         sources: Some("10.5.0.0/16".parse().unwrap()),
         destinations: Some("10.5.1.0/24".parse().unwrap()),
         comes_by: Some("flannel0"),
@@ -36,19 +38,21 @@ fn iptables(hooks: &[Hook], packet: &Packet<'_>, rules: &str) -> Option<String> 
 
 #[test]
 fn iptables_rules_are_followed() {
-    let input = |rules| iptables(RECEIVED, &DATAGRAM, rules);
+    let input = |rules: &str| iptables(RECEIVED, &DATAGRAM, rules);
     let policy = input("");
     assert!(policy.as_ref().is_some_and(|by| by.contains("INPUT")), "{policy:?}");
     let closed = "-A INPUT -i lo -j ACCEPT\n\
                   -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
                   -A INPUT -p tcp -m tcp --dport 8285 -j ACCEPT\n\
                   -A INPUT -p udp -m udp ! --dport 8285 -j ACCEPT\n\
-                  -A INPUT -p udp -m multiport --dports 53,67:68 -j ACCEPT";
+                  -A INPUT -p udp -m multiport --dports 53,67:68 -j ACCEPT\n\
+                  -A INPUT -p udp -m udp --sport 53 -j ACCEPT";
     assert_eq!(input(closed), policy);
     for open in [
         "-A INPUT -p udp -m udp --dport 8285 -j ACCEPT",
         "-A INPUT -p udp -m udp --dport 8000:9000 -j ACCEPT",
         "-A INPUT -p udp -m comment --comment \"for weft, all\" -m udp --dport 8285 -j ACCEPT",
+        "-A INPUT -p udp -m udp --sport 8285 -j ACCEPT",
         "-A INPUT -s 192.0.2.0/24 -j ACCEPT",
         "-A INPUT -m set --match-set nodes src -j ACCEPT",
         "-A INPUT -p udp -m comment --comment \"say \\\"hi\\\" -j DROP\" -j ACCEPT",
@@ -59,8 +63,13 @@ fn iptables_rules_are_followed() {
         assert_eq!(input(open), None, "{open}");
     }
     let rule = "-A INPUT -p udp -m udp --dport 8285 -j DROP";
-    let in_front = format!("{rule}\n-A INPUT -j ACCEPT");
-    assert_eq!(input(&in_front), Some(format!("iptables: {rule}")));
+    for rule in [rule, "-A INPUT -p udp -m multiport --sports 1000:9000 -j DROP"] {
+        let in_front = format!("{rule}\n-A INPUT -j ACCEPT");
+        assert_eq!(input(&in_front), Some(format!("iptables: {rule}")));
+    }
+    let vxlan = Packet { source_port: None, ..DATAGRAM };
+    let by_flow = "-A INPUT -p udp -m udp --sport 32768:61000 -j DROP\n-A INPUT -j ACCEPT";
+    assert_eq!(iptables(RECEIVED, &vxlan, by_flow), None, "some flows, which is not known");
     assert_eq!(input("-A INPUT -s 192.0.2.1/32 -j DROP\n-A INPUT -j ACCEPT"), None);
 }
 
@@ -105,6 +114,9 @@ fn nft_rules_are_followed() {
     assert!(nft(&matching(port, "53", accept), "drop").is_some(), "the policy");
     let by = nft(&matching(port, "8285", drop), "accept").unwrap();
     assert!(by.contains("inet t") && by.contains(" 4 "), "{by}");
+    let from = r#"{"payload": {"protocol": "udp", "field": "sport"}}"#;
+    assert!(nft(&matching(from, "8285", drop), "accept").is_some());
+    assert_eq!(nft(&matching(from, "53", drop), "accept"), None);
     let source = r#"{"payload": {"protocol": "ip", "field": "saddr"}}"#;
     let some = r#"{"prefix": {"addr": "192.0.2.0", "len": 24}}"#;
     assert_eq!(nft(&matching(source, some, drop), "accept"), None);
