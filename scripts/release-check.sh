@@ -59,9 +59,11 @@ check_image() {
     chroot "$root" /opt/bin/flanneld --version 2>"$work/version"
     grep -q "$(weft_version)" "$work/version" || die "the image's flanneld says: $(<"$work/version")"
     chroot "$root" /usr/bin/weft version >/dev/null
-    # On a node without any C library.
+    # On a node without any C library. Where the program lies, which copies its neighbour, is in /proc.
     mkdir "$work/node"
-    chroot "$root" /usr/bin/weft install-cni /flannel >/dev/null
+    # shellcheck disable=SC2016 # for the inner shell
+    unshare --mount sh -euc 'mount -t proc proc "$1/proc"; chroot "$1" weft install-cni /flannel' \
+        sh "$root" >/dev/null
     cp "$root/flannel" "$work/node"
     CNI_COMMAND=VERSION chroot "$work/node" /flannel | jq -e .supportedVersions >/dev/null ||
         die "the CNI plugin does not start without a C library"
