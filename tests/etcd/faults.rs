@@ -394,14 +394,20 @@ fn invalid_entries_are_logged_once_each() {
         let mut running = Running::start(own_manager, own);
         client.put(path("10.5.0.0-28"), good, None).await.unwrap();
         running.wait_for_peers(&["192.0.2.2"], AGAIN, "the watch does not work").await;
-        for (key, value, _) in &junk {
+        let status = running.manager.status();
+        for (number, (key, value, _)) in junk.iter().enumerate() {
             client.put(path(key), value.clone(), None).await.unwrap();
+            // One by one: a listing that meets many at once tells of some only.
+            until("it is counted", || {
+                let counted: u64 = status.read().store.rejected.values().sum();
+                counted > number as u64
+            })
+            .await;
         }
         let last = br#"{"PublicIP":"192.0.2.3"}"#.to_vec();
         client.put(path("10.5.0.240-28"), last, None).await.unwrap();
         let both = &["192.0.2.2", "192.0.2.3"];
         running.wait_for_peers(both, AGAIN, "junk hides a good node").await;
-        let status = running.manager.status();
         let listed = status.read().relists;
         until("it lists twice more", || status.read().relists > listed + 1).await;
         assert_eq!(status.read().store.failures, 0, "junk looks like an outage: {}", log.text());

@@ -216,6 +216,8 @@ impl Site {
         assert_eq!(status.0["stale"], true, "what is stale is not marked: {}", status.0);
         assert_eq!(status.0["store"]["up"], false, "{}", status.0);
         assert_eq!(status.routes(), 1, "the peer is not remembered: {}", status.0);
+        // The log is written by a thread of its own.
+        wait_until(AGAIN, "it is told", || self.warnings_of_cache() > 0);
         assert_eq!(self.warnings_of_cache(), 1, "it is told: {}", self.daemons[0].output());
         assert_eq!(metric(&self.dir(0), "flannel_stale"), Some(1.0));
     }
@@ -233,7 +235,9 @@ fn lost_while(site: &mut Site, work: impl FnOnce(&mut Site)) -> [u64; 2] {
     let pods = [0, 1].map(|pod| site.leases[pod].pod_address());
     let sockets = [0, 1].map(|pod| udp_socket(&site.lab.pods[pod], pods[pod]));
     let targets = [1, 0].map(|pod| SocketAddr::from((pods[pod], port(&sockets[pod]))));
-    let flows = [Numbered::default(), Numbered::default()];
+    // Less than the kernel queues for a processor that does not get to it.
+    let flow = || Numbered { in_flight_max: Some(200), ..Numbered::default() };
+    let flows = [flow(), flow()];
     thread::scope(|scope| {
         let mut senders = Vec::new();
         for (index, flow) in flows.iter().enumerate() {
@@ -496,6 +500,7 @@ fn invalid_cache_is_refused_once_and_start_waits() {
         }
         site.daemons[0] = site.spawn(0, argument.as_slice());
         site.wait_until_refused();
+        wait_until(AGAIN, "it is told", || site.warnings_of_cache() > 0);
         thread::sleep(Duration::from_millis(300));
         let log = site.daemons[0].output();
         assert_eq!(site.warnings_of_cache(), 1, "{value} is not told once:\n{log}");

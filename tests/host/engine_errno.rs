@@ -103,6 +103,9 @@ fn refused_single_datagrams_are_counted() {
     pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
     host.settle(&host.stats.egress, 11);
     assert_eq!(drops(&host.stats.egress), [(DropReason::SendFailed, 11)]);
+    wait_until(Duration::from_secs(10), "the batch's refusal is counted", || {
+        host.stats.gso_fallbacks.get() > 0
+    });
     assert_eq!(host.stats.gso_fallbacks.get(), 1);
 }
 

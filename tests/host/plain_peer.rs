@@ -177,11 +177,14 @@ fn bursts_arrive_whole_and_in_order() {
     const BURSTS: usize = 40;
     const BURST: usize = 32;
     let mut mixed = Mixed::start("1", &[]);
+    mixed.lab.steer_by_flow();
     for from in [0, 1] {
         let far = udp_socket(&mixed.lab.pods[1 - from], mixed.pod(1 - from));
         far.set_read_timeout(Some(STALL)).unwrap();
         let near = udp_socket(&mixed.lab.pods[from], mixed.pod(from));
         let target = SocketAddr::from((mixed.pod(1 - from), port(&far)));
+        // What waits for a neighbour is sent by another processor than what comes behind it.
+        assert!(mixed.lab.ping(from, mixed.pod(1 - from), 56));
         for burst in 0..BURSTS {
             burst_arrives(&near, &far, target, burst * BURST, BURST);
         }

@@ -43,7 +43,9 @@ fn threads_keep_what_they_need(engine: &str) {
     // Threads that waited for files of the start are gone a moment later.
     wait_until(Duration::from_secs(5), "all threads of weftd have given up rights", || {
         threads(&overlay.daemons[0]).iter().all(|thread| {
-            thread.field("NoNewPrivs") == "1" && capabilities(thread) & !OF_CONTROL == 0
+            thread.field("NoNewPrivs") == "1"
+                && capabilities(thread) & !OF_CONTROL == 0
+                && thread.field("Seccomp") == "2"
         })
     });
     let threads = threads(&overlay.daemons[0]);
@@ -100,6 +102,7 @@ fn programs_that_weftd_runs_write_in_its_own_places_only() {
     let status = || Status::try_of(&files.path().join("h0"));
     let is_kept = || status().is_some_and(|status| status.0["guard"]["in_place"] == true);
     wait_until(Duration::from_secs(10), "the guard is in place", is_kept);
+    wait_for_fewer_rights(&daemon);
     // What was run before weftd served, it wrote as it liked.
     for path in [&inside, &outside] {
         fs::remove_file(path).expect("a program was run at the start");

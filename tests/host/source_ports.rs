@@ -110,8 +110,11 @@ fn the_workers_share_what_one_host_sends() {
 fn a_firewall_that_knows_one_port_costs_no_packet() {
     // Or one dead path of several, where routers choose by the ports, or narrow ones.
     for shut in ["!= 8285", "28445", "28446", "28445-28446 udp length > 1300"] {
-        let overlay = overlay([2, 2], &[]);
+        // Closed before there is traffic, by which the ports are tried.
+        let flags: &[&str] = &["--fast-path=off", "--workers=2"];
+        let overlay = Overlay::start_with(CONFIG, [flags, flags]);
         let others = OtherPorts::of(&overlay.lab.hosts[1], shut, "drop");
+        overlay.traffic_resumes(SOON, "the start");
         let far = overlay.pod(1).to_string();
         let count = (A_WHILE.as_millis() / 50).to_string();
         let argv = ["ping", "-q", "-i0.05", "-W10", "-c", &count, &far];

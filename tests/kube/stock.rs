@@ -207,9 +207,10 @@ impl Site {
         let told = SystemTime::now() - patches[1].at.elapsed();
         let file = std::fs::metadata(self.run(host).join("subnet.env")).unwrap();
         assert!(file.modified().unwrap() <= told, "pods were let in before there was a subnet.env");
+        let lines = ["Setting up masking rules", "flannel is ready", "its network is available"];
+        wait_until(READY, "it is logged", || self.daemons[host].output().contains(lines[2]));
         let log = self.daemons[host].output();
         let place = |line: &str| log.find(line).unwrap_or_else(|| panic!("no {line:?} in\n{log}"));
-        let lines = ["Setting up masking rules", "flannel is ready", "its network is available"];
         assert!(lines.map(place).is_sorted(), "another order than {lines:?}:\n{log}");
         let annotations = self.api.annotations(&format!("worker-{host}"));
         let ours: Vec<_> = annotations

@@ -571,13 +571,15 @@ fn watch_nodes(shared: &Arc<Shared>, asked: &str, is_gone: bool) -> Response<Bod
         });
         return json_of(event("ERROR", gone.to_string().as_bytes()));
     }
+    // Before it is counted: from then on it may be ended.
+    let (changes, ends) = (shared.changes.subscribe(), shared.ends.subscribe());
     state.watches += 1;
     drop(state);
     let watching = Watching {
         shared: Arc::clone(shared),
         revision,
-        changes: shared.changes.subscribe(),
-        ends: shared.ends.subscribe(),
+        changes,
+        ends,
         until: Instant::now() + Duration::from_secs(seconds),
     };
     let frames = futures_util::stream::unfold(watching, |mut watching| async move {

@@ -177,6 +177,16 @@ impl Namespace {
         enter_at(&self.path(), work)
     }
 
+    /// Packets of one flow queue for one processor on every device that is here now (RPS): the
+    /// kernel hands a veth's to the processor on which they were sent, so a sender whose packets
+    /// leave on two of them reorders its own flow, whatever lies in between.
+    pub(crate) fn steer_by_flow(&self) {
+        let processors = thread::available_parallelism().expect("the kernel counts").get().min(32);
+        let mask = format!("{:x}", (1_u64 << processors) - 1);
+        let all = "for it in /sys/class/net/*/queues/rx-*/rps_cpus; do echo $0 > $it; done";
+        self.exec(&["sh", "-c", all, &mask]);
+    }
+
     /// Joins two namespaces by a veth pair, both ends up, with this MTU.
     pub(crate) fn link(&self, device: &str, other: &Self, other_device: &str, mtu_bytes: u32) {
         let mtu = mtu_bytes.to_string();
@@ -423,6 +433,11 @@ impl Lab {
             hosts[index].link("pod0", &pods[index], "eth0", 1500);
         }
         Self { hosts, pods }
+    }
+
+    /// See [`Namespace::steer_by_flow`].
+    pub(crate) fn steer_by_flow(&self) {
+        self.hosts.iter().chain(&self.pods).for_each(Namespace::steer_by_flow);
     }
 
     /// Gives both pods the addresses, the MTU and the default route that their hosts' leases ask

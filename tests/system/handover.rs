@@ -446,7 +446,7 @@ fn a_container_is_ready_while_its_workers_carry() {
     let next = Contained::start(&overlay, &arguments);
     let name = config.display().to_string();
     wait_until(PATIENCE, "the next one waits", || next.0.complaints(&name) > 0);
-    assert!(first.is_ready(&overlay), "its workers carry");
+    wait_until(PATIENCE, "its workers carry, and that is said", || first.is_ready(&overlay));
     overlay.traffic_resumes(PATIENCE, "the next one's start");
     fs::rename(&away, &config).expect("a file of the test");
     wait_until(PATIENCE, "the next one is ready", || next.is_ready(&overlay));
@@ -482,6 +482,7 @@ fn containers_follow_each_other(config: &str, arguments: &[&str], rate: u64) {
             let next = Contained::start(overlay, arguments);
             wait_until(PATIENCE, "the next container is ready", || next.is_ready(overlay));
             wait_until(PATIENCE, "it has handed over", || !first.is_ready(overlay));
+            wait_until(PATIENCE, "it stands by", || first.0.output().contains("standing by"));
             assert!(first.0.ended().is_none(), "the runtime would start it again");
             let (is_well, output) = std::mem::replace(&mut first, next).stop(Signal::TERM);
             assert!(is_well && output.contains("standing by"), "{output}");
@@ -628,19 +629,23 @@ while True:
     with open(directory + "/child.new", "w") as file:
         file.write(str(child))
     os.rename(directory + "/child.new", directory + "/child")
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        try:
-            text, fds, _, _ = socket.recv_fds(manager, 4096, 253)
-        except TimeoutError:
-            continue
-        if b"FDSTOREREMOVE=1" in text:
-            for fd in kept: os.close(fd)
-            kept = []
-        for fd in fds:
-            if any(libc.syscall(kcmp, mine, mine, 0, fd, other) == 0 for other in kept):
-                os.close(fd)
-            else:
-                kept.append(fd)
+    ended = False
+    while not ended:
+        ended = os.waitpid(child, os.WNOHANG) != (0, 0)
+        # To the last message, also of one that has ended.
+        while True:
+            try:
+                text, fds, _, _ = socket.recv_fds(manager, 4096, 253)
+            except TimeoutError:
+                break
+            if b"FDSTOREREMOVE=1" in text:
+                for fd in kept: os.close(fd)
+                kept = []
+            for fd in fds:
+                if any(libc.syscall(kcmp, mine, mine, 0, fd, other) == 0 for other in kept):
+                    os.close(fd)
+                else:
+                    kept.append(fd)
     time.sleep(0.05)
 "#;
 
@@ -661,7 +666,7 @@ fn managed(arguments: &[&str]) -> (Overlay, Process) {
     argv.extend(["--iface=wire0", "--iptables-forward-rules=false"]);
     argv.extend(arguments);
     let manager = overlay.lab.hosts[0].spawn(&argv);
-    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay) && child(&overlay).is_some());
     (overlay, manager)
 }
 

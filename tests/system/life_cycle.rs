@@ -12,7 +12,9 @@ use tempfile::TempDir;
 use weft::status::Cause;
 
 use crate::support::cluster::weftd_in;
-use crate::support::lab::{LEASE_TIMEOUT, Namespace, Process, SubnetEnv, WEFTD, wait_until};
+use crate::support::lab::{
+    LEASE_TIMEOUT, Namespace, Process, SubnetEnv, WEFTD, comes_true, wait_until,
+};
 use crate::support::overlay::{CONFIG, local_store, reserve};
 use crate::support::status::{Status, is_ready};
 
@@ -281,7 +283,12 @@ fn status_begins_with_what_a_start_waits_for() {
     let output = weft.args(["log", "--socket", &socket]).output().unwrap();
     let log = String::from_utf8(output.stdout).unwrap();
     assert!(texts(&log).len() > 5, "{log}");
-    let written = daemon.output();
+    // The tool is told before it is written.
+    let mut written = daemon.output();
+    comes_true(LEASE_TIMEOUT, || {
+        written = daemon.output();
+        log.lines().all(|line| written.contains(line))
+    });
     let lost = log.lines().find(|line| !written.contains(line));
     assert_eq!(lost, None, "the tool shows what the daemon never wrote: {written}");
     assert!(log.lines().any(|line| line.starts_with('E')), "what hindered the start: {log}");

@@ -73,9 +73,17 @@ fn packets_of_a_peer_are_counted_exactly_and_pings_between_daemons_die_down() {
     let (count, address) = (PINGS.to_string(), overlay.pod(1).to_string());
     pod.exec(&["ping", "-q", "-c", &count, "-i0.01", "-s100", "-W2", &address]);
     for (host, before) in before.iter().enumerate() {
-        // At once: between two looks an echo may go.
-        let now = row(&overlay, host);
+        // At once: between two looks an echo may go. A worker counts what it has sent afterwards.
+        let mut now = row(&overlay, host);
         let count = |row: &serde_json::Value, name: &str| row[name].as_u64().expect("a count");
+        wait_until(Duration::from_secs(10), "all pings are counted", || {
+            now = row(&overlay, host);
+            let more = |name: &str| count(&now, name) - count(before, name);
+            let own = more("packets_sent").saturating_sub(PINGS);
+            more("packets_sent") >= PINGS
+                && more("packets_received") >= PINGS
+                && more("bytes_sent") == PINGS * 128 + own * 84
+        });
         let counted = |name: &str| count(&now, name) - count(before, name);
         // And echoes of the daemon of 84 bytes, a few should the pings have taken seconds.
         let own = counted("packets_sent") - PINGS;

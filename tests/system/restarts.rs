@@ -47,6 +47,14 @@ fn filters(host: &Namespace) -> String {
     shown("flannel0", "egress") + &shown("wire0", "ingress")
 }
 
+/// Waits for both of host 0, which come some time after its routes.
+#[track_caller]
+fn wait_for_programs(overlay: &Overlay) {
+    wait_until(PATIENCE, "the programs are attached", || {
+        filters(&overlay.lab.hosts[0]).matches("weft_").count() == 2
+    });
+}
+
 /// Ends all threads, also after a panic.
 struct Ended<'a> {
     stop: &'a AtomicBool,
@@ -169,6 +177,7 @@ fn a_kept_tunnel_may_be_used_first_while_weftd_is_away() {
 #[test]
 fn a_tunnel_that_is_not_kept_any_more_leaves_nothing() {
     let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &[]]);
+    wait_for_programs(&overlay);
     let host = |overlay: &Overlay| {
         (device_index(&overlay.lab.hosts[0], "flannel0"), filters(&overlay.lab.hosts[0]))
     };
@@ -241,6 +250,7 @@ fn a_start_that_fails_leaves_no_device() {
 fn another_weftd_leaves_a_kept_tunnel_alone() {
     let overlay = Overlay::start_with(CONFIG, [&KEPT, &[]]);
     let host = &overlay.lab.hosts[0];
+    wait_for_programs(&overlay);
     let before = (device_index(host, "flannel0"), filters(host));
     // For another network, at another address.
     host.exec(&["ip", "address", "add", "172.20.0.11/24", "dev", "wire0"]);

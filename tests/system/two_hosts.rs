@@ -300,16 +300,16 @@ fn icmp_errors_reach_pod_with_default_sysctls() {
         !overlay.leases.iter().any(taken)
     });
     let unleased = free.unwrap().to_string();
-    let answer = ping(&["ping", "-c2", "-W1", "-i0.2", &unleased]);
+    let answer = ping(&["ping", "-c2", "-W10", "-i0.2", &unleased]);
     assert!(answer.contains("Destination Net Unreachable"), "{unleased}: {answer}");
     // The daemon on the host of the pod is hop 2: the pod's host is 1, the other host 3 and its
     // pod comes after.
     let far = overlay.pod(1).to_string();
     for ttl in ["2", "3"] {
-        let answer = ping(&["ping", "-c1", "-W1", "-t", ttl, &far]);
+        let answer = ping(&["ping", "-c1", "-W10", "-t", ttl, &far]);
         assert!(answer.contains("Time to live exceeded"), "TTL {ttl}: {answer}");
     }
-    let trace = pod.exec(&["traceroute", "-n", "-q1", "-w1", "-m8", &far]);
+    let trace = pod.exec(&["traceroute", "-n", "-q1", "-w10", "-m8", &far]);
     println!("{trace}");
     let hops: Vec<&str> =
         trace.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
@@ -317,12 +317,13 @@ fn icmp_errors_reach_pod_with_default_sysctls() {
     assert_eq!(hops.last().copied(), Some(far.as_str()), "traceroute does not arrive: {trace}");
     assert!(!hops.contains(&"*"), "a hop of the overlay is silent: {trace}");
     // A ping over the whole way loses two at the hosts and two at the daemons.
-    let answer = ping(&["ping", "-c1", "-W1", &far]);
+    let answer = ping(&["ping", "-c1", "-W10", &far]);
     assert!(answer.contains("ttl=60"), "{answer}");
     let counted = overlay.status(0);
     assert_eq!(counted.drops("egress", "no-route"), 2, "{}", counted.0);
     // The host itself gets the error, too.
-    let output = overlay.lab.hosts[0].command(&["ping", "-c1", "-W1", &unleased]).output().unwrap();
+    let output =
+        overlay.lab.hosts[0].command(&["ping", "-c1", "-W10", &unleased]).output().unwrap();
     let answer = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(answer.contains("Destination Net Unreachable"), "from the host: {answer}");
 }
@@ -438,6 +439,7 @@ fn half_of_peak_loses_and_reorders_nothing() {
 
 fn stream_is_whole(overlay: &Overlay) {
     const PACKETS: u64 = 50_000;
+    overlay.lab.steer_by_flow();
     // Half of what the kernel queues for a processor that does not get to it
     // (net.core.netdev_max_backlog): beyond that, a busy machine loses packets on its own.
     const IN_FLIGHT_MAX: u64 = 500;
@@ -537,7 +539,8 @@ fn pods_with_a_larger_mtu_still_talk() {
     }
     let [near, far] = &overlay.lab.pods;
     let target = overlay.pod(1).to_string();
-    let output = near.command(&["ping", "-c1", "-W1", "-Mdo", "-s1472", &target]).output().unwrap();
+    let output =
+        near.command(&["ping", "-c1", "-W10", "-Mdo", "-s1472", &target]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         text.contains("mtu = 1472") || text.contains("mtu=1472"),

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS, host_address};
-use crate::support::lab::{LEASE_TIMEOUT, Process, SubnetEnv, comes_true, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Namespace, Process, SubnetEnv, comes_true, wait_until};
 use crate::support::overlay::CONFIG;
 use crate::support::pace::{Stopwatch, by_effort};
 use crate::support::probe::packets_per_second;
@@ -171,6 +171,8 @@ impl Load {
     fn run(nodes: &Nodes, leases: &[SubnetEnv], during: impl FnOnce(&Self)) -> String {
         let pods = [0, 1].map(|host| nodes.cluster.pod(host, &leases[host]));
         let [near, far] = [0, 1].map(|host| leases[host].pod_address());
+        nodes.cluster.hosts[..2].iter().for_each(Namespace::steer_by_flow);
+        pods.iter().for_each(Namespace::steer_by_flow);
         // Before the first packet each hop asks for its neighbour, which takes its time.
         pods[0].exec(&["ping", "-q", "-c3", "-i0.1", &far.to_string()]);
         let load =

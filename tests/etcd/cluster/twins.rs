@@ -132,6 +132,7 @@ fn role_without_claims_warns_duplicates_raise_alarm() {
         let mut daemon = weftd(&nodes, host, &login);
         let lease = SubnetEnv::wait(&nodes.dir(host).join("subnet.env"), &mut daemon);
         let claim = "/coreos.com/network/weft/nodes/172.20.0.1";
+        wait_until(SOON, "it is told", || daemon.complaints(claim) > 0);
         assert_eq!(daemon.complaints(claim), 1, "{}", daemon.output());
         (daemon, lease)
     };
@@ -142,7 +143,7 @@ fn role_without_claims_warns_duplicates_raise_alarm() {
     wait_until(SOON, "the first sees that another node writes its lease", || {
         metric(&nodes.dir(0), "flannel_lease_written_by_others_total") >= Some(1.0)
     });
-    assert!(first.output().contains("ALARM"), "{}", first.output());
+    wait_until(SOON, "the alarm is told", || first.output().contains("ALARM"));
     assert!(!second.output().contains("ALARM"), "{}", second.output());
     assert!(first.ended().is_none() && second.ended().is_none());
 }

@@ -557,6 +557,7 @@ fn a_narrow_interface_gets_single_datagrams() {
         let got = receive_all(&peer, bulk.segments.len());
         assert_eq!(got, after_hops(&bulk.segments, HOPS), "round {round}");
         host.settle(&host.stats.egress, round * 10);
+        wait_until(PATIENCE, "it is counted", || host.stats.gso_fallbacks.get() > 0);
         assert_eq!(host.stats.gso_fallbacks.get(), 1, "the destination was not remembered");
     }
     assert_eq!(drops(&host.stats.egress), []);

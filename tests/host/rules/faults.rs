@@ -55,10 +55,12 @@ fn flushed_rules_return_within_the_resync() {
             "{variant:?}: masqueraded again after {outages:?}, pods silent for {gap:?} at most"
         );
         assert!(gap <= RESYNC + SLACK, "{variant:?}: pods did not reach each other for {gap:?}");
-        assert_eq!(variant.rules(site.dir(), host), whole, "{variant:?}: what is back");
-        let status = crate::support::status::Status::of(&site.dir().join("h0"));
-        let repairs = status.0["rules"]["repairs"].as_u64();
-        assert!(repairs >= Some(3), "{variant:?}: {repairs:?} repairs are counted");
+        // Tables are filled one after the other, and then it is counted.
+        wait_until(RESYNC + SLACK, "all is back, and three repairs are counted", || {
+            let status = crate::support::status::Status::of(&site.dir().join("h0"));
+            let repairs = status.0["rules"]["repairs"].as_u64();
+            variant.rules(site.dir(), host) == whole && repairs >= Some(3)
+        });
         let log = site.daemons[0].output();
         assert!(!log.contains("recreating rules"), "one transaction repairs them: {log}");
     }
@@ -77,7 +79,6 @@ fn a_repair_loses_no_packet() {
                 for _ in 0..3 {
                     // The first rule lets these packets pass, the second one those to here.
                     remove_second_forward_rule(variant, site.dir(), host);
-                    assert_ne!(variant.rules(site.dir(), host), whole, "{variant:?}");
                     wait_until(RESYNC + SLACK, "the second rule comes back", || {
                         variant.rules(site.dir(), host) == whole
                     });
@@ -269,6 +270,7 @@ fn missing_iptables_costs_only_forward_rules() {
     let host = Host::new(Variant::IptablesNft);
     let mut daemon = host.weftd(&[&no_programs(&host)], &["--iptables-resync=1"]);
     wait_until(LEASE_TIMEOUT, "weftd is ready without forward rules", || host.is_ready());
+    wait_until(LEASE_TIMEOUT, "it is told", || daemon.complaints("iptables") > 0);
     assert_eq!(daemon.complaints("iptables"), 1, "{}", daemon.output());
     let failures = || {
         let status = crate::support::status::Status::of(&host.dir());

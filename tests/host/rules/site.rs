@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::lab::{Lab, Namespace, Process, SubnetEnv, UNDERLAY, WEFTD, wait_until};
 use crate::support::overlay::local_store;
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 
 /// The machine that knows nothing of the overlay, and host 0's address on the link to it.
@@ -211,12 +212,13 @@ pub(crate) fn source_seen(
     receiver.set_read_timeout(Some(Duration::from_millis(300))).expect("a time is a time");
     let port = receiver.local_addr().expect("it is bound").port();
     let sender = from.enter(|| UdpSocket::bind((source, 0)).expect("the address is there"));
+    let watch = Stopwatch::start();
     // The first may be lost to an address that is being resolved.
-    (0..5).find_map(|_| {
+    while !watch.is_over(Duration::from_millis(1500)) {
         sender.send_to(b"who am I?", SocketAddrV4::new(address, port)).ok();
-        match receiver.recv_from(&mut [0; 64]).ok()?.1 {
-            std::net::SocketAddr::V4(source) => Some(*source.ip()),
-            std::net::SocketAddr::V6(_) => None,
+        if let Ok((_, std::net::SocketAddr::V4(source))) = receiver.recv_from(&mut [0; 64]) {
+            return Some(*source.ip());
         }
-    })
+    }
+    None
 }

@@ -26,8 +26,8 @@ ask status weft status
 pid=$(systemctl show weftd -p MainPID --value)
 ask rights grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/$pid/status
 ask env cat /run/flannel/subnet.env
-for try in {1..100}; do
-    iptables -t nat -S FLANNEL-POSTRTG && break
+for try in {1..1000}; do
+    iptables -t nat -S FLANNEL-POSTRTG && iptables -S FLANNEL-FWD && break
     sleep 0.1
 done >/dev/null 2>&1
 ask nat iptables -t nat -S FLANNEL-POSTRTG
@@ -35,7 +35,7 @@ ask forward iptables -S FLANNEL-FWD
 ask usr nsenter --target $pid --mount touch /usr/weft-was-here
 ask lock nsenter --target $pid --mount touch /run/xtables.lock
 kill -KILL $pid
-for try in {1..100}; do
+for try in {1..1000}; do
     sleep 0.1
     [[ $(systemctl show weftd -p NRestarts --value) != 0 ]] && weft status && break
 done >/dev/null 2>&1
