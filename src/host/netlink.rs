@@ -63,12 +63,6 @@ pub async fn links() -> Result<Vec<Link>> {
     Ok(answer.iter().filter_map(decode::link).collect())
 }
 
-/// The indices of the links that have an XDP program.
-pub async fn with_xdp() -> Result<Vec<u32>> {
-    let answer = list("list links", GetLink(link_query())).await?;
-    Ok(answer.iter().filter_map(decode::with_xdp).collect())
-}
-
 /// The link with this name, `None` if there is no such link.
 pub async fn link_named(name: &str) -> Result<Option<Link>> {
     let mut query = link_query();

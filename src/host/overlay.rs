@@ -232,13 +232,12 @@ impl Overlay {
 
 /// A route in words that `ip route del` takes.
 fn spell(route: &Route, links: &[Link]) -> String {
-    // `RTN_*` of linux/rtnetlink.h.
     let kind = match route.kind {
-        RouteKind::Unicast => "",
-        RouteKind::Other(6) => "blackhole ",
-        RouteKind::Other(7) => "unreachable ",
-        RouteKind::Other(8) => "prohibit ",
-        RouteKind::Other(_) => "throw ",
+        RouteKind::UNICAST => "",
+        RouteKind::BLACKHOLE => "blackhole ",
+        RouteKind::UNREACHABLE => "unreachable ",
+        RouteKind::PROHIBIT => "prohibit ",
+        _ => "throw ",
     };
     let Some(mut spec) = route.removal() else {
         let metric = Some(route.metric).filter(|metric| *metric != 0);

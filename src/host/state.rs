@@ -33,6 +33,8 @@ pub struct Link {
     pub is_loopback: bool,
     /// Whether it is a bridge.
     pub is_bridge: bool,
+    /// Whether an XDP program is attached to it.
+    pub has_xdp: bool,
     /// Its hardware address, if it has one of Ethernet's length.
     pub mac: Option<MacAddress>,
     /// What it was made with, if it is a VXLAN device.
@@ -78,22 +80,19 @@ pub struct NextHop {
 
 /// What a route does with a packet: `RTN_*` of rtnetlink(7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RouteKind {
-    /// Forwards it.
-    Unicast,
-    /// Anything else (blackhole, unreachable, prohibit, …), as the kernel numbers it.
-    Other(u8),
-}
+pub struct RouteKind(pub u8);
 
 impl RouteKind {
+    /// Forwards it.
+    pub const UNICAST: Self = Self(1);
     /// To this host itself.
-    pub const LOCAL: Self = Self::Other(2);
+    pub const LOCAL: Self = Self(2);
     /// Drops it.
-    pub const BLACKHOLE: Self = Self::Other(6);
+    pub const BLACKHOLE: Self = Self(6);
     /// Drops it, and says that the host can't be reached.
-    pub const UNREACHABLE: Self = Self::Other(7);
+    pub const UNREACHABLE: Self = Self(7);
     /// Drops it, and says that this is forbidden.
-    pub const PROHIBIT: Self = Self::Other(8);
+    pub const PROHIBIT: Self = Self(8);
 }
 
 /// Which program set a route: `RTPROT_*` of rtnetlink(7).
@@ -187,21 +186,12 @@ impl RouteSpec {
 
 impl fmt::Display for RouteSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.destination)?;
-        if let Some(gateway) = self.gateway {
-            write!(f, " via {gateway}")?;
-        }
-        write!(f, " dev {}", self.interface.name)?;
-        if self.is_onlink {
-            f.write_str(" onlink")?;
-        }
-        if self.metric != 0 {
-            write!(f, " metric {}", self.metric)?;
-        }
-        if let Some(bytes) = self.mtu_bytes {
-            write!(f, " mtu {bytes}")?;
-        }
-        Ok(())
+        let Self { destination, interface, metric, .. } = self;
+        let via = self.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+        let onlink = if self.is_onlink { " onlink" } else { "" };
+        let metric = if *metric == 0 { String::new() } else { format!(" metric {metric}") };
+        let mtu = self.mtu_bytes.map(|bytes| format!(" mtu {bytes}")).unwrap_or_default();
+        write!(f, "{destination}{via} dev {}{onlink}{metric}{mtu}", interface.name)
     }
 }
 

@@ -259,7 +259,7 @@ impl Way {
 
     fn has_interface_of(&self, found: &Route) -> bool {
         let [hop] = found.next_hops.as_slice() else { return false };
-        found.kind == RouteKind::Unicast && hop.interface_index == self.route.interface.index
+        found.kind == RouteKind::UNICAST && hop.interface_index == self.route.interface.index
     }
 }
 
@@ -280,7 +280,7 @@ fn wins(route: &Route) -> bool {
 
 fn is_same(wanted: &RouteSpec, found: &Route) -> bool {
     let [hop] = found.next_hops.as_slice() else { return false };
-    found.kind == RouteKind::Unicast
+    found.kind == RouteKind::UNICAST
         && found.protocol == wanted.protocol
         && hop.interface_index == wanted.interface.index
         && hop.gateway == wanted.gateway.map(IpAddr::V4)

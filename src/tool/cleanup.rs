@@ -24,9 +24,6 @@ use crate::netfilter::reconciler::Flavour;
 use crate::route::Prefix;
 use crate::tool::ask::wait_for;
 
-/// `RTN_BLACKHOLE`.
-const BLACKHOLE: RouteKind = RouteKind::Other(6);
-
 /// What was done, line by line.
 #[derive(Debug, Default)]
 struct Account {
@@ -145,7 +142,7 @@ async fn remove_route(
     in_network: impl Fn(Prefix) -> bool,
 ) -> Result<bool, NetlinkError> {
     let is_flannels = route.protocol == RouteProtocol::BOOT && in_network(route.destination);
-    if route.kind == BLACKHOLE && is_flannels {
+    if route.kind == RouteKind::BLACKHOLE && is_flannels {
         netlink::remove_blackhole(route.destination, route.metric).await?;
         return Ok(true);
     }

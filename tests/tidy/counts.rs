@@ -19,7 +19,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1889, 17490),
     ("fast_path", 580, 5200),
     ("forward", 691, 6140),
-    ("host", 2605, 26850),
+    ("host", 2542, 26544),
     ("netfilter", 1097, 10840),
     ("offload", 790, 7190),
     ("packet", 710, 6950),

@@ -43,6 +43,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
     let infos = find!(attributes, LinkAttribute::LinkInfo(infos) => infos.as_slice());
     let infos = infos.unwrap_or_default();
     let is = |kind| infos.contains(&LinkInfo::Kind(kind));
+    let xdp = find!(attributes, LinkAttribute::Xdp(about) => about.as_slice()).unwrap_or_default();
     let linked = find!(attributes, LinkAttribute::Link(index) => *index);
     let name = find!(attributes, LinkAttribute::IfName(name) => name.clone())?;
     let mac = find!(attributes, LinkAttribute::Address(bytes) => MacAddress::from_bytes(bytes));
@@ -54,21 +55,12 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         carrier_losses: find!(attributes, LinkAttribute::CarrierDownCount(count) => *count),
         is_loopback: header.flags.contains(LinkFlags::Loopback),
         is_bridge: is(InfoKind::Bridge),
+        has_xdp: find!(xdp, LinkXdp::Attached(how) => *how != XdpAttached::None).unwrap_or(false),
         mac: mac.flatten(),
         vxlan: is(InfoKind::Vxlan).then(|| vxlan(infos)),
         veth_peer: linked.filter(|_| is(InfoKind::Veth)),
         alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })
-}
-
-/// The link's index, if it has an XDP program.
-pub(super) fn with_xdp(message: &RouteNetlinkMessage) -> Option<u32> {
-    let RouteNetlinkMessage::NewLink(LinkMessage { header, attributes, .. }) = message else {
-        return None;
-    };
-    let xdp = find!(attributes, LinkAttribute::Xdp(about) => about.as_slice())?;
-    let attached = find!(xdp, LinkXdp::Attached(attached) => attached)?;
-    (*attached != XdpAttached::None).then_some(header.index)
 }
 
 /// What a VXLAN device was made with.
@@ -124,10 +116,7 @@ pub(super) fn route_of_a_table(message: &RouteNetlinkMessage) -> Option<(u32, Ro
     let route = Route {
         destination: Prefix::new(to, header.destination_prefix_length)?,
         metric: find!(all, RouteAttribute::Priority(priority) => *priority).unwrap_or(0),
-        kind: match header.kind {
-            RouteType::Unicast => RouteKind::Unicast,
-            other => RouteKind::Other(other.into()),
-        },
+        kind: RouteKind(header.kind.into()),
         protocol: RouteProtocol(header.protocol.into()),
         type_of_service: header.tos,
         mtu_bytes: find!(metrics.unwrap_or_default(), RouteMetric::Mtu(bytes) => *bytes),
@@ -184,18 +173,12 @@ pub(super) fn mark(message: &RouteNetlinkMessage) -> Option<u32> {
 pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
     let RouteSpec { destination, interface, gateway, metric, protocol, is_onlink, mtu_bytes } =
         route;
-    let mut builder = to_prefix(*destination, *protocol).output_interface(interface.index);
-    if let Some(gateway) = gateway {
-        builder = builder.gateway(*gateway);
-    }
-    if *metric != 0 {
-        builder = builder.priority(*metric);
-    }
-    let mut message = builder.build();
+    let mut message = to_prefix(*destination, *protocol).output_interface(interface.index).build();
     message.header.flags.set(RouteFlags::Onlink, *is_onlink);
-    if let Some(bytes) = mtu_bytes {
-        message.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(*bytes)]));
-    }
+    let gateway = gateway.map(|it| RouteAttribute::Gateway(RouteAddress::Inet(it)));
+    let metric = (*metric != 0).then_some(RouteAttribute::Priority(*metric));
+    let mtu = mtu_bytes.map(|bytes| RouteAttribute::Metrics(vec![RouteMetric::Mtu(bytes)]));
+    message.attributes.extend([gateway, metric, mtu].into_iter().flatten());
     message
 }
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use rtnetlink::MulticastGroup;
+use rtnetlink::packet_route::route::RouteHeader;
 use rtnetlink::sys::protocols::{NETLINK_ROUTE, NETLINK_XFRM};
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 
-use super::routes::{About, about};
+use super::routes::about;
 use super::{NetlinkError, Result};
 use crate::route::Prefix;
 
@@ -129,11 +130,8 @@ impl Events {
 
     fn matters(&self, message: &[u8]) -> bool {
         let Some(networks) = &self.networks else { return true };
-        match about(message) {
-            About::Route(destination) => networks.iter().any(|network| network.covers(destination)),
-            About::OtherRoute => false,
-            About::Else => true,
-        }
+        let is_ours = |to: Prefix| networks.iter().any(|network| network.covers(to));
+        about(message).is_none_or(|(table, to)| table == RouteHeader::RT_TABLE_MAIN && is_ours(to))
     }
 }
 

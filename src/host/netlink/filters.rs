@@ -22,19 +22,9 @@ const PRIORITY: u32 = 8285;
 
 /// What devices have without anybody's wish to drop or delay packets: defaults, and where filters
 /// are attached.
-const USUAL_DISCIPLINES: [&str; 11] = [
-    "noqueue",
-    "mq",
-    "mqprio",
-    "pfifo_fast",
-    "pfifo",
-    "fq_codel",
-    "codel",
-    "fq",
-    "sfq",
-    "clsact",
-    "ingress",
-];
+const USUAL_DISCIPLINES: [&str; 9] =
+    ["noqueue", "mq", "mqprio", "pfifo_fast", "pfifo", "fq_codel", "codel", "fq", "sfq"];
+const WITH_FILTERS: [&str; 2] = ["clsact", "ingress"];
 
 /// How the names of all programs begin.
 const NAMES_BEGIN: &str = "weft_";
@@ -199,7 +189,7 @@ pub async fn unusual_disciplines(device: u32) -> Result<Vec<String>> {
         (found.header.index == device as i32).then_some(found)
     });
     let mut kinds = kinds(on_device);
-    kinds.retain(|kind| !USUAL_DISCIPLINES.contains(&kind.as_str()));
+    kinds.retain(|kind| !USUAL_DISCIPLINES.iter().chain(&WITH_FILTERS).any(|it| it == kind));
     Ok(kinds)
 }
 

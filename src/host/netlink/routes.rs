@@ -28,7 +28,9 @@ pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>> {
     query.header.address_family = AddressFamily::Inet;
     query.header.table = RouteHeader::RT_TABLE_MAIN;
     let request = RouteNetlinkMessage::GetRoute(query);
-    let is_wanted = |message: &[u8]| matches!(about(message), About::Route(to) if wanted(to));
+    let is_wanted = |message: &[u8]| {
+        about(message).is_some_and(|(table, to)| table == RouteHeader::RT_TABLE_MAIN && wanted(to))
+    };
     match list("list IPv4 routes", of_one_table, request, is_wanted).await {
         Ok(messages) => Ok(messages.iter().filter_map(decode::route).collect()),
         // Before its first route the table is not there.
@@ -42,12 +44,7 @@ pub async fn of_all_tables(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<(u32, 
     let mut query = RouteMessage::default();
     query.header.address_family = AddressFamily::Inet;
     let request = RouteNetlinkMessage::GetRoute(query);
-    let length_at = HEADER_BYTES + 1;
-    let is_wanted = |message: &[u8]| {
-        let is_route = kind(message) == Some(RTM_NEWROUTE);
-        let length_bits = message.get(length_at).filter(|_| is_route);
-        length_bits.and_then(|bits| prefix(message, *bits)).is_some_and(&wanted)
-    };
+    let is_wanted = |message: &[u8]| about(message).is_some_and(|(_, to)| wanted(to));
     let messages = list("list IPv4 routes of all tables", socket, request, is_wanted).await?;
     Ok(messages.iter().filter_map(decode::route_of_a_table).collect())
 }
@@ -60,35 +57,14 @@ fn of_one_table() -> io::Result<TokioSocket> {
     Ok(socket)
 }
 
-/// What a message is about.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum About {
-    /// A route of the main table to this destination.
-    Route(Prefix),
-    /// A route of another table.
-    OtherRoute,
-    /// Something else, or nothing that can be read.
-    Else,
-}
-
-/// Parses as little of a message as possible; it may be truncated behind the destination.
-pub(super) fn about(message: &[u8]) -> About {
-    if !matches!(kind(message), Some(RTM_NEWROUTE | RTM_DELROUTE)) {
-        return About::Else;
-    }
-    let header = message.get(HEADER_BYTES..).and_then(|header| header.first_chunk());
-    let Some([_family, length_bits, _source_length, _service, table]) = header.copied() else {
-        return About::Else;
-    };
-    if table != RouteHeader::RT_TABLE_MAIN {
-        return About::OtherRoute;
-    }
-    prefix(message, length_bits).map_or(About::Else, About::Route)
-}
-
-fn prefix(message: &[u8], length_bits: u8) -> Option<Prefix> {
-    let network = if length_bits == 0 { Some(Ipv4Addr::UNSPECIFIED) } else { destination(message) };
-    Prefix::new(network?, length_bits)
+/// The table and the destination of the route that a message is about; `None` for anything else and
+/// what can't be read. Parses as little as possible: behind that the message may be truncated.
+pub(super) fn about(message: &[u8]) -> Option<(u8, Prefix)> {
+    let is_route = matches!(kind(message), Some(RTM_NEWROUTE | RTM_DELROUTE));
+    let header = message.get(HEADER_BYTES..)?.first_chunk().filter(|_| is_route)?;
+    let [_family, length_bits, _source_length, _service, table] = *header;
+    let network = if length_bits == 0 { Ipv4Addr::UNSPECIFIED } else { destination(message)? };
+    Some((table, Prefix::new(network, length_bits)?))
 }
 
 fn destination(message: &[u8]) -> Option<Ipv4Addr> {
@@ -122,9 +98,10 @@ mod tests {
     fn destination_is_parsed_from_bytes() {
         for text in ["10.5.0.0/16", "10.5.7.0/24", "192.0.2.1/32", "0.0.0.0/0"] {
             for is_new in [true, false] {
-                let whole = bytes(text, RouteHeader::RT_TABLE_MAIN, is_new);
-                assert_eq!(about(&whole), About::Route(text.parse().unwrap()), "{text}");
-                assert_eq!(about(&bytes(text, 100, is_new)), About::OtherRoute, "{text}");
+                for table in [RouteHeader::RT_TABLE_MAIN, 100] {
+                    let expected = Some((table, text.parse().unwrap()));
+                    assert_eq!(about(&bytes(text, table, is_new)), expected, "{text}");
+                }
             }
         }
     }
@@ -135,7 +112,7 @@ mod tests {
         let right = about(&whole);
         for length in 0..whole.len() {
             let found = about(&whole[..length]);
-            assert!(found == right || found == About::Else, "{length} bytes: {found:?}");
+            assert!(found == right || found.is_none(), "{length} bytes: {found:?}");
             assert!(split(&whole[..length]).is_none(), "{length} bytes are a message");
         }
         let two = [whole.clone(), whole.clone()].concat();

@@ -156,7 +156,7 @@ prop_compose! {
         metric in prop_oneof![Just(0_u32), Just(100)],
         type_of_service in prop_oneof![Just(0_u8), Just(16)],
     ) -> Route {
-        let kind = if interfaces.is_empty() { RouteKind::Other(6) } else { RouteKind::Unicast };
+        let kind = if interfaces.is_empty() { RouteKind::BLACKHOLE } else { RouteKind::UNICAST };
         let hop = |index: &u32| NextHop { interface_index: *index, gateway: None };
         let next_hops = interfaces.iter().map(hop).collect();
         Route { kind, type_of_service, next_hops, ..route(DEVICE, metric) }
@@ -252,7 +252,7 @@ fn only_addresses_of_the_network_are_replaced() {
 fn foreign_routes_are_found_whatever_they_look_like() {
     let mut multipath = route(DEVICE, 0);
     multipath.next_hops.push(NextHop { interface_index: OTHER, gateway: None });
-    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(DEVICE, 0) };
+    let blackhole = Route { kind: RouteKind::BLACKHOLE, next_hops: vec![], ..route(DEVICE, 0) };
     let of_a_service = Route { type_of_service: 16, ..route(OTHER, 100) };
     for foreign in [route(OTHER, 0), multipath, blackhole, of_a_service] {
         let mut actual = complete();
@@ -268,7 +268,7 @@ fn foreign_routes_are_found_whatever_they_look_like() {
 
 #[test]
 fn losing_route_is_not_foreign() {
-    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(DEVICE, 1) };
+    let blackhole = Route { kind: RouteKind::BLACKHOLE, next_hops: vec![], ..route(DEVICE, 1) };
     for loser in [route(OTHER, 100), blackhole] {
         let mut actual = complete();
         actual.routes.push(loser);
@@ -308,7 +308,7 @@ fn route_is_spelled_like_ip_route() {
     assert_eq!(spell(&it), "10.5.0.0/16 via 192.0.2.1 dev eth3 metric 100");
     it.next_hops.push(NextHop { interface_index: 4, gateway: None });
     assert_eq!(spell(&it), "10.5.0.0/16 metric 100", "all its ways go at once");
-    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(3, 5) };
+    let blackhole = Route { kind: RouteKind::BLACKHOLE, next_hops: vec![], ..route(3, 5) };
     assert_eq!(spell(&blackhole), "blackhole 10.5.0.0/16 metric 5");
 }
 

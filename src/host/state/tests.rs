@@ -15,6 +15,7 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         vxlan: None,
         veth_peer: None,
         is_bridge: false,
+        has_xdp: false,
         alias: None,
     }
 }
@@ -37,7 +38,7 @@ pub(crate) fn route(destination: Prefix, metric: u32, interfaces: &[u32]) -> Rou
     Route {
         destination,
         metric,
-        kind: RouteKind::Unicast,
+        kind: RouteKind::UNICAST,
         protocol: RouteProtocol::BOOT,
         type_of_service: 0,
         mtu_bytes: None,

@@ -40,7 +40,7 @@ fn route(spec: &RouteSpec) -> Route {
     Route {
         destination: spec.destination,
         metric: spec.metric,
-        kind: RouteKind::Unicast,
+        kind: RouteKind::UNICAST,
         protocol: spec.protocol,
         type_of_service: 0,
         mtu_bytes: spec.mtu_bytes,

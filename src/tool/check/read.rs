@@ -221,10 +221,10 @@ async fn pods_refused(facts: &Facts, host: Ipv4Addr, subnet: Prefix) -> Option<S
 
 /// What others have put on the external link and the overlay's device.
 async fn filters(facts: &Facts) -> Option<Vec<Filter>> {
-    let with_xdp = netlink::with_xdp().await.ok()?;
     let mut found = Vec::new();
     for name in [facts.interface(), facts.device()].into_iter().flatten() {
-        let index = facts.link(name)?.id.index;
+        let link = facts.link(name)?;
+        let index = link.id.index;
         let mut add = |text, has_action| found.push(Filter { text, has_action });
         for (side, way) in [(Side::Egress, "egress"), (Side::Ingress, "ingress")] {
             for kind in FilterPlace::of_others(index, side).await.ok()? {
@@ -236,7 +236,7 @@ async fn filters(facts: &Facts) -> Option<Vec<Filter>> {
         for kind in unusual_disciplines(index).await.ok()? {
             add(format!("queueing discipline {kind} ({name})"), false);
         }
-        if with_xdp.contains(&index) {
+        if link.has_xdp {
             add(format!("XDP program ({name})"), false);
         }
     }

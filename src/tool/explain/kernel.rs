@@ -238,6 +238,7 @@ pub(super) mod tests {
             carrier_losses: None,
             is_loopback: name == "lo",
             is_bridge: false,
+            has_xdp: false,
             mac: None,
             vxlan: None,
             veth_peer: None,

@@ -272,11 +272,11 @@ fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
     };
     let is_to_bridge = |OwnRoute { route, .. }: &OwnRoute| {
         let hop = route.next_hops.first();
-        (route.kind, route.destination) == (RouteKind::Unicast, subnet)
+        (route.kind, route.destination) == (RouteKind::UNICAST, subnet)
             && hop.is_some_and(|hop| is_pods_link(route, hop.interface_index))
     };
     let leads_away = |OwnRoute { route, path, .. }: &&OwnRoute| match (route.kind, path) {
-        (RouteKind::Unicast, Some(path)) => route.next_hops.iter().any(|hop| {
+        (RouteKind::UNICAST, Some(path)) => route.next_hops.iter().any(|hop| {
             let is_followed =
                 (hop.interface_index, hop.gateway) == (path.interface_index, path.gateway);
             // Some have an address of this host for the gateway to its pods.
@@ -294,7 +294,7 @@ fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
             has_bridge && !facts.own_routes.iter().any(is_to_bridge)
         }
         (RouteKind::BLACKHOLE | RouteKind::UNREACHABLE | RouteKind::PROHIBIT, None) => true,
-        (RouteKind::Unicast | RouteKind::Other(_), _) => false,
+        _ => false,
     };
     let taking = facts.own_routes.iter().filter(leads_away);
     let text = |OwnRoute { table, route, .. }: &OwnRoute| {
@@ -305,7 +305,7 @@ fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
 
 fn shown(facts: &Facts, route: &Route) -> String {
     match (route.kind, route.next_hops.first()) {
-        (RouteKind::Unicast, Some(hop)) => {
+        (RouteKind::UNICAST, Some(hop)) => {
             format!("{} dev {}", route.destination, facts.link_name(hop.interface_index))
         }
         (RouteKind::LOCAL, _) => format!("{} to this host itself", route.destination),

@@ -83,6 +83,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         vxlan: None,
         veth_peer: None,
         is_bridge: false,
+        has_xdp: false,
         alias: None,
     }
 }
@@ -107,7 +108,7 @@ fn route(destination: &str, interface_index: u32, gateway: Option<&str>) -> Rout
     Route {
         destination: destination.parse().unwrap(),
         metric: 0,
-        kind: RouteKind::Unicast,
+        kind: RouteKind::UNICAST,
         protocol: RouteProtocol::BOOT,
         type_of_service: 0,
         mtu_bytes: None,
@@ -619,7 +620,7 @@ fn a_weftd_whose_socket_is_gone_is_in_nobodys_way() {
 fn what_leads_to_pods_takes_none_away() {
     let mut facts = well(BackendKind::HostGw);
     let local = |to| Route { kind: RouteKind::LOCAL, ..route(to, 1, None) };
-    let broadcast = Route { kind: RouteKind::Other(3), ..route("10.5.1.255/32", 4, None) };
+    let broadcast = Route { kind: RouteKind(3), ..route("10.5.1.255/32", 4, None) };
     host(&mut facts).links.push(link(9, "veth9", 1500));
     facts.own_routes = vec![
         own_route(254, route("10.5.1.7/32", 9, None), 9),
