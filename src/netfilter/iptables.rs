@@ -13,22 +13,11 @@ pub(super) struct Place {
     comment: &'static str,
 }
 
-pub(super) fn place(purpose: Purpose) -> Place {
-    match purpose {
-        Purpose::Masquerade => Place {
-            table: "nat",
-            base: "POSTROUTING",
-            chain: "FLANNEL-POSTRTG",
-            comment: "flanneld masq",
-        },
-        Purpose::Forward => Place {
-            table: "filter",
-            base: "FORWARD",
-            chain: "FLANNEL-FWD",
-            comment: "flanneld forward",
-        },
-    }
-}
+/// By purpose.
+pub(super) const PLACES: [Place; 2] = [
+    Place { table: "nat", base: "POSTROUTING", chain: "FLANNEL-POSTRTG", comment: "flanneld masq" },
+    Place { table: "filter", base: "FORWARD", chain: "FLANNEL-FWD", comment: "flanneld forward" },
+];
 
 /// Whether `iptables-save` reports in `line` that it can't list a table.
 pub fn is_incompatible(line: &str) -> bool {
@@ -55,10 +44,10 @@ impl SavedRules {
             return;
         }
         for purpose in Purpose::ALL {
-            let place = place(purpose);
+            let place = &PLACES[purpose as usize];
             if self.table == place.table {
                 let (own, jumps) = &mut self.chains[purpose as usize];
-                take_line(line.trim_end(), &place, own, jumps);
+                take_line(line.trim_end(), place, own, jumps);
             }
         }
     }
@@ -84,11 +73,11 @@ fn take_line(line: &str, place: &Place, own: &mut ListedChain<String>, jumps: &m
 /// correct. Each table changes atomically: there is no moment without rules.
 pub fn transaction(wanted: &[Chain], found: &SavedRules, trigger: Trigger) -> Option<String> {
     let tables = wanted.iter().filter_map(|(purpose, rules)| {
-        let place = place(*purpose);
+        let place = &PLACES[*purpose as usize];
         let (own, jumps) = &found.chains[*purpose as usize];
         let is_printed_as = |rule: &Rule, text: &String| is_printed_as(rule, place.comment, text);
-        let mut lines = chain_lines(&place, &compare(rules, own, is_printed_as, trigger));
-        lines.extend(jump_lines(&place, jumps));
+        let mut lines = chain_lines(place, &compare(rules, own, is_printed_as, trigger));
+        lines.extend(jump_lines(place, jumps));
         (!lines.is_empty()).then(|| table(place.table, &lines))
     });
     let text: String = tables.collect();
@@ -98,7 +87,7 @@ pub fn transaction(wanted: &[Chain], found: &SavedRules, trigger: Trigger) -> Op
 /// Input for `iptables-restore --noflush` that removes our chains and jumps; `None` without any.
 pub fn removal(found: &SavedRules) -> Option<String> {
     let tables = Purpose::ALL.into_iter().filter_map(|purpose| {
-        let (place, (own, jumps)) = (place(purpose), &found.chains[purpose as usize]);
+        let (place, (own, jumps)) = (&PLACES[purpose as usize], &found.chains[purpose as usize]);
         if !own.exists && jumps.is_empty() {
             return None;
         }

@@ -23,25 +23,24 @@ struct Place {
     comment: &'static str,
 }
 
-fn place(purpose: Purpose) -> Place {
-    match purpose {
-        Purpose::Masquerade => Place {
-            chain: "postrtg",
-            kind: "nat",
-            hook: "postrouting",
-            // `srcnat`, spelled so that every nft reads it.
-            priority: 100,
-            comment: "chain to manage traffic masquerading by flannel",
-        },
-        Purpose::Forward => Place {
-            chain: "forward",
-            kind: "filter",
-            hook: "forward",
-            priority: 0,
-            comment: "chain to accept flannel traffic",
-        },
-    }
-}
+/// By purpose.
+const PLACES: [Place; 2] = [
+    Place {
+        chain: "postrtg",
+        kind: "nat",
+        hook: "postrouting",
+        // `srcnat`, spelled so that every nft reads it.
+        priority: 100,
+        comment: "chain to manage traffic masquerading by flannel",
+    },
+    Place {
+        chain: "forward",
+        kind: "filter",
+        hook: "forward",
+        priority: 0,
+        comment: "chain to accept flannel traffic",
+    },
+];
 
 /// What the kernel has of our table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,7 +64,7 @@ impl ListedRules {
         for (kind, object) in objects(text)? {
             for purpose in Purpose::ALL {
                 let chain = &mut found.chains[purpose as usize];
-                take_object(&kind, &object, &place(purpose), chain);
+                take_object(&kind, &object, &PLACES[purpose as usize], chain);
             }
         }
         Ok(found)
@@ -125,7 +124,7 @@ pub fn transaction(wanted: &[Chain], found: &ListedRules, trigger: Trigger) -> O
     let chains = wanted.iter().map(|(purpose, rules)| {
         let found = &found.chains[*purpose as usize];
         let repair = compare(rules, found, is_printed_as, trigger);
-        chain_lines(&place(*purpose), &repair)
+        chain_lines(&PLACES[*purpose as usize], &repair)
     });
     let lines: Vec<_> = chains.flatten().collect();
     if lines.is_empty() {

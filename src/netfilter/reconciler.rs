@@ -211,7 +211,8 @@ impl RuleReconciler {
         let mut found = SavedRules::default();
         for (purpose, _) in &wanted {
             if !(ability.lists_chains && list_chains(*purpose, &mut found).await?) {
-                read_iptables(&["-t", iptables::place(*purpose).table], &mut found).await?;
+                let table = iptables::PLACES[*purpose as usize].table;
+                read_iptables(&["-t", table], &mut found).await?;
             }
         }
         let Some(text) = iptables::transaction(&wanted, &found, trigger) else { return Ok(false) };
@@ -296,7 +297,7 @@ fn make_lock() {
 /// listed. If ours cannot, it counts as missing: the words for that differ by iptables' version,
 /// and the transaction that makes a chain empties one that is there.
 async fn list_chains(purpose: Purpose, found: &mut SavedRules) -> Result<bool, ProgramError> {
-    let Place { table, base, chain: own, .. } = iptables::place(purpose);
+    let Place { table, base, chain: own, .. } = iptables::PLACES[purpose as usize];
     found.take_line(&format!("*{table}"));
     for chain in [base, own] {
         match IPTABLES.run(&["-t", table, "-S", chain], "").await {

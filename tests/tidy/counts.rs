@@ -20,7 +20,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("fast_path", 580, 5200),
     ("forward", 691, 6140),
     ("host", 2542, 26544),
-    ("netfilter", 1097, 10840),
+    ("netfilter", 1083, 10823),
     ("offload", 790, 7190),
     ("packet", 710, 6950),
     ("rights", 55, 575),

@@ -151,7 +151,7 @@ COMMIT
 #[test]
 fn only_written_rules_are_recognised() {
     for (purpose, rules) in wanted().chains() {
-        let comment = place(purpose).comment;
+        let comment = PLACES[purpose as usize].comment;
         for rule in rules {
             assert!(is_printed_as(&rule, comment, &spell(&rule, comment)));
             assert!(!is_printed_as(&rule, "another", &spell(&rule, comment)));
