@@ -118,14 +118,12 @@ pub(super) fn render(cluster: &Cluster, now_unix: u64, style: Style) -> String {
         writeln!(screen, "{}: {}", node.lease.subnet, report.conclusion).ok();
     }
     let well = nodes.iter().filter(|node| node.is_well()).count();
-    writeln!(
-        screen,
+    screen += &format!(
         "{well} of {} nodes are well, as the first one sees them: by the leases that it knows and \
          by its own echoes. Whether pods, bridge and firewall of another are, `weft status` and \
-         `weft check` there know",
+         `weft check` there know\n",
         nodes.len()
-    )
-    .ok();
+    );
     screen
 }
 

@@ -176,26 +176,21 @@ impl<'a> Dropped<'a> {
 
 /// `10.5.1.2:53 > 10.5.2.3:4000 UDP, 84 bytes`, from what may be cut or no packet at all.
 fn described(bytes: &[u8], length_bytes: u32) -> String {
-    let address = |at: usize| {
-        let octets: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
-        Some(Ipv4Addr::from(octets))
-    };
-    let is_ipv4 = bytes.first().is_some_and(|first| first >> 4 == 4);
-    let (Some(source), Some(destination), Some(protocol), true) =
-        (address(12), address(16), bytes.get(9), is_ipv4)
-    else {
+    let Some(header) = bytes.first_chunk::<20>().filter(|header| header[0] >> 4 == 4) else {
         let hex: String = bytes.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
         return format!("no IPv4 packet, {length_bytes} bytes: {hex}");
     };
-    let header_bytes = usize::from(bytes[0] & 0xf) * 4;
-    let is_first = bytes[6] & 0x1f == 0 && bytes[7] == 0;
+    let address = |at: usize| Ipv4Addr::from([0, 1, 2, 3].map(|nth| header[at + nth]));
+    let (source, destination, protocol) = (address(12), address(16), header[9]);
+    let header_bytes = usize::from(header[0] & 0xf) * 4;
+    let is_first = header[6] & 0x1f == 0 && header[7] == 0;
     let port = |at: usize| {
-        let has_ports = is_first && matches!(*protocol, TCP | UDP) && header_bytes >= 20;
+        let has_ports = is_first && matches!(protocol, TCP | UDP) && header_bytes >= 20;
         let at = header_bytes + at;
         let two: [u8; 2] = bytes.get(at..at + 2).filter(|_| has_ports)?.try_into().ok()?;
         Some(format!(":{}", u16::from_be_bytes(two)))
     };
-    let protocol = match *protocol {
+    let protocol = match protocol {
         ICMP => "ICMP".to_owned(),
         TCP => "TCP".to_owned(),
         UDP => "UDP".to_owned(),

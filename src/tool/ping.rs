@@ -208,36 +208,31 @@ impl Report {
 
     /// The echoes are this host's own: `ways` are those of its pods, with a pod if one `is_pinged`.
     fn add(&mut self, ways: PodsWays, is_pinged: bool) {
-        let (direction, parting) = match ways {
+        let own = &self.conclusion;
+        let ends = |what: &str, parting: String| {
+            format!("{what} ends on this host: {parting}. This host's own echoes: {own}")
+        };
+        let is_ended = matches!(ways, PodsWays::EndsThere(_) | PodsWays::EndsBack(_));
+        self.conclusion = match ways {
             PodsWays::Unknown => return,
-            PodsWays::NoPods(subnet) => {
-                write!(
-                    self.conclusion,
-                    "; no interface of this host leads to pods of {subnet}, its own: none has run \
-                     here yet, or their bridge is missing, down or without an address (`weft \
-                     check`)"
-                )
-                .ok();
-                return;
-            }
+            PodsWays::NoPods(subnet) => format!(
+                "{own}; no interface of this host leads to pods of {subnet}, its own: none has run \
+                 here yet, or their bridge is missing, down or without an address (`weft check`)"
+            ),
             PodsWays::Pass { unless: None } if !self.well => return,
             PodsWays::Pass { unless } => {
                 let unless = unless.map(|unless| format!(", {unless}")).unwrap_or_default();
-                write!(
-                    self.conclusion,
-                    "; this host's routes and rules, as the kernel answers, let its pods' packets \
-                     pass there and back{unless}"
+                format!(
+                    "{own}; this host's routes and rules, as the kernel answers, let its pods' \
+                     packets pass there and back{unless}"
                 )
-                .ok();
-                return;
             }
-            PodsWays::EndsThere(parting) => ("what this host's pods send there", parting),
-            PodsWays::EndsBack(parting) => ("what comes from there for this host's pods", parting),
+            PodsWays::EndsThere(parting) => ends("what this host's pods send there", parting),
+            PodsWays::EndsBack(parting) => {
+                ends("what comes from there for this host's pods", parting)
+            }
         };
-        let own = &self.conclusion;
-        self.conclusion =
-            format!("{direction} ends on this host: {parting}. This host's own echoes: {own}");
-        self.well &= !is_pinged;
+        self.well &= !(is_ended && is_pinged);
     }
 }
 
@@ -297,15 +292,13 @@ pub(super) fn render(pinged: &Pinged, style: Style) -> String {
             let Echoes { leg, address, bytes, sent, answered, .. } = echoes;
             let took = echoes.round_trip_microseconds.map(|it| format!("  {}", milliseconds(it)));
             let refused = echoes.refused.as_ref().map(|why| format!("  not sent: {why}"));
-            writeln!(
-                text,
-                "  {:<11}  {:<15}  {bytes:>5} bytes  {answered}/{sent}{}{}",
+            text += &format!(
+                "  {:<11}  {:<15}  {bytes:>5} bytes  {answered}/{sent}{}{}\n",
                 leg.to_string(),
                 address.to_string(),
                 took.unwrap_or_default(),
                 refused.unwrap_or_default(),
-            )
-            .ok();
+            );
         }
         let shown = if *well { style.good(conclusion) } else { style.bad(conclusion) };
         writeln!(text, "  {shown}").ok();

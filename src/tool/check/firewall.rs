@@ -167,7 +167,7 @@ pub(super) fn dropped_by(
     so: &str,
 ) -> Option<(String, String)> {
     met(chains, hooks, packet).find_map(|(base, hook, device)| {
-        let by = match walk(chains, base, packet, 0) {
+        let by = match walk(chains, base, packet, false, 0) {
             End::Continues if base.drops_at_end => {
                 format!("the policy of {} in {} is drop", base.name, base.table)
             }
@@ -191,9 +191,11 @@ pub(super) fn may_drop(
     hooks: &[Hook],
     packet: &Packet<'_>,
 ) -> Option<(String, String)> {
-    met(chains, hooks, packet).find_map(|(base, hook, _)| match partly(chains, base, packet, 0) {
-        End::Dropped(by) => Some((by, base.place(hook))),
-        End::MayPass | End::Continues => None,
+    met(chains, hooks, packet).find_map(|(base, hook, _)| {
+        match walk(chains, base, packet, true, 0) {
+            End::Dropped(by) => Some((by, base.place(hook))),
+            End::MayPass | End::Continues => None,
+        }
     })
 }
 
@@ -225,63 +227,37 @@ impl Chain {
     }
 }
 
-/// What becomes of some of these packets, unless all of them may have left before.
-fn partly(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End {
+/// What becomes of all these packets, or `of_some` of them unless all may have left before.
+fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, of_some: bool, depth: u8) -> End {
     for rule in &chain.rules {
-        let holds = rule.holds(packet);
-        if holds == Some(false) {
+        if rule.holds(packet) == Some(false) {
             continue;
         }
-        let of_some = |it: &Condition| it.holds(packet) == Some(true) || it.holds_for_some(packet);
-        let is_of_some = rule.conditions.iter().all(of_some);
+        let for_some = |it: &Condition| of_some && it.holds_for_some(packet);
+        let is_met = |it: &Condition| it.holds(packet) == Some(true) || for_some(it);
+        let is_certain = rule.conditions.iter().all(is_met);
         // Then none may be left.
-        let may_be_all = !rule.conditions.iter().any(|it| it.holds_for_some(packet));
+        let may_be_all = !rule.conditions.iter().any(for_some);
         let end = match &rule.action {
             Action::Nothing => continue,
-            Action::Drop => End::Dropped(format!("{}: {}", chain.table, rule.text)),
-            Action::Accept | Action::Divert | Action::Unknown => End::MayPass,
+            Action::Accept | Action::Unknown => End::MayPass,
+            Action::Divert if of_some => End::MayPass,
+            Action::Drop | Action::Divert => {
+                End::Dropped(format!("{}: {}", chain.table, rule.text))
+            }
             Action::Return => End::Continues,
             Action::Jump(name) | Action::Goto(name) => match chain.next(chains, name, depth) {
-                Some(next) => partly(chains, next, packet, depth + 1),
+                Some(next) => walk(chains, next, packet, of_some, depth + 1),
                 None => End::MayPass,
             },
         };
         match end {
-            End::Dropped(by) if is_of_some => return End::Dropped(by),
+            End::Dropped(by) if is_certain => return End::Dropped(by),
             End::MayPass if may_be_all => return End::MayPass,
             End::Continues if may_be_all && rule.leaves() => {
-                return if is_of_some { End::Continues } else { End::MayPass };
+                return if is_certain { End::Continues } else { End::MayPass };
             }
             End::Dropped(_) | End::MayPass | End::Continues => {}
-        }
-    }
-    End::Continues
-}
-
-fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End {
-    for rule in &chain.rules {
-        let holds = rule.holds(packet);
-        if holds == Some(false) {
-            continue;
-        }
-        let end = match &rule.action {
-            Action::Accept | Action::Unknown => End::MayPass,
-            Action::Drop | Action::Divert => {
-                End::Dropped(format!("{}: {}", chain.table, rule.text))
-            }
-            Action::Jump(name) | Action::Goto(name) => match chain.next(chains, name, depth) {
-                Some(next) => walk(chains, next, packet, depth + 1),
-                None => End::MayPass,
-            },
-            Action::Return | Action::Nothing => End::Continues,
-        };
-        match (end, holds) {
-            (End::Dropped(by), Some(_)) => return End::Dropped(by),
-            (End::Continues, Some(_)) if rule.leaves() => return End::Continues,
-            // The rest of the chain may not see it.
-            (End::Continues, None) if rule.leaves() => return End::MayPass,
-            (End::MayPass, _) => return End::MayPass,
-            (End::Continues | End::Dropped(_), _) => {}
         }
     }
     End::Continues

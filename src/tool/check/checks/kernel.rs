@@ -116,29 +116,21 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     }
     let (chains, port) = (facts.firewall()?, facts.port().ok_or("the port is not known yet")?);
     let external = external_name(facts);
-    let (external, udp_port) = (external.as_deref(), Some(port));
+    let external = external.as_deref();
     // VXLAN's tells flows apart.
     let source_port = facts.backend().filter(|kind| *kind == BackendKind::Udp).map(|_| port);
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let mut peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
     let own = facts.own_address().and_then(|own| Prefix::new(own, 32));
+    let base = Packet { udp_port: Some(port), source_port, ..Packet::default() };
     let packet = |peer| match hooks == SENT {
-        true => Packet {
-            udp_port,
-            source_port,
-            sources: own,
-            destinations: peer,
-            goes_by: external,
-            ..Packet::default()
-        },
+        true => Packet { sources: own, destinations: peer, goes_by: external, ..base },
         false => Packet {
-            udp_port,
-            source_port,
             sources: peer,
             destinations: own,
             comes_by: external,
             is_for_host: true,
-            ..Packet::default()
+            ..base
         },
     };
     let dropped = std::iter::once(None).chain(peers.clone().map(Some)).find_map(|peer| {
@@ -174,20 +166,10 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
         let mut links = bridges(facts, host, subnet);
         links.next().filter(|_| links.next().is_none()).map(|link| link.id.name.as_str())
     });
-    let inward = Packet {
-        sources: Some(network),
-        destinations: subnet.or(Some(network)),
-        comes_by: facts.comes_by(),
-        goes_by: of_pods,
-        ..Packet::default()
-    };
-    let outward = Packet {
-        sources: subnet.or(Some(network)),
-        destinations: Some(network),
-        comes_by: of_pods,
-        goes_by: facts.comes_by(),
-        ..Packet::default()
-    };
+    let (all, own, device) = (Some(network), subnet.or(Some(network)), facts.comes_by());
+    let base = Packet { sources: all, destinations: all, ..Packet::default() };
+    let inward = Packet { destinations: own, comes_by: device, goes_by: of_pods, ..base };
+    let outward = Packet { sources: own, comes_by: of_pods, goes_by: device, ..base };
     let (so_in, so_out) =
         ("pods do not get packets of other hosts", "what pods send to other hosts does not leave");
     let [bridged_in, bridged_out] = BRIDGED;

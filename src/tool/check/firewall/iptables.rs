@@ -1,11 +1,17 @@
 //! The tables that may drop packets or send them elsewhere, as `iptables-save` prints them.
 
+use std::str::FromStr;
+
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::netfilter::iptables::words;
 
 use super::{Action, Chain, Condition, Hook, Property, Rule, prefix};
+
+/// Modules whose conditions have names of their own.
+const MODULES: [&str; 9] =
+    ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport", "length", "addrtype"];
 
 /// The chains of the tables that may drop packets.
 pub(crate) fn parse(text: &str) -> Vec<Chain> {
@@ -69,19 +75,12 @@ fn rule(line: &str, text: &str) -> Rule {
                 break;
             }
             "--comment" => {}
-            // The conditions of these have names of their own.
-            "-m" if is_understood(value) => {}
+            "-m" if MODULES.contains(&value) => {}
             _ => rule.conditions.push(condition(option, value, negated)),
         }
         negated = false;
     }
     rule
-}
-
-fn is_understood(module: &str) -> bool {
-    const MODULES: [&str; 9] =
-        ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport", "length", "addrtype"];
-    MODULES.contains(&module)
 }
 
 fn target(name: &str) -> Action {
@@ -107,7 +106,7 @@ fn condition(option: &str, value: &str, negated: bool) -> Condition {
         "-o" => Some(Property::GoesBy(value.to_owned())),
         "--dport" | "--dports" => ranges(value).map(Property::Port),
         "--sport" | "--sports" => ranges(value).map(Property::SourcePort),
-        "--length" => length(value),
+        "--length" => range(value).map(|(first, last)| Property::Length(first, last)),
         // Which packets are not tracked, other rules say.
         "--ctstate" | "--state" if !value.contains("UNTRACKED") => {
             Some(Property::Known(value.split(',').any(|it| it == "NEW")))
@@ -122,16 +121,12 @@ fn condition(option: &str, value: &str, negated: bool) -> Condition {
 }
 
 /// `1301:65535`, `84`.
-fn length(text: &str) -> Option<Property> {
+fn range<T: FromStr>(text: &str) -> Option<(T, T)> {
     let (first, last) = text.split_once(':').unwrap_or((text, text));
-    Some(Property::Length(first.parse().ok()?, last.parse().ok()?))
+    Some((first.parse().ok()?, last.parse().ok()?))
 }
 
 /// `53`, `100:200`, `53,8285`.
 fn ranges(text: &str) -> Option<Vec<(u16, u16)>> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once(':').unwrap_or((part, part));
-        Some((first.parse().ok()?, last.parse().ok()?))
-    };
     text.split(',').map(range).collect()
 }
