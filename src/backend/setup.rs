@@ -10,9 +10,7 @@ use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
-use crate::config::options::{
-    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WorkersChoice,
-};
+use crate::config::options::{DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions};
 use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
@@ -125,7 +123,7 @@ pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
     let DataplaneOptions { engine, workers, fast_path, offload, .. } = given;
     let given = [
         ("--engine", engine != EngineChoice::Auto),
-        ("--workers", workers != WorkersChoice::Auto),
+        ("--workers", workers.is_some()),
         ("--worker-priority", given.workers_are_ordinary),
         ("--source-ports", given.has_one_source_port),
         ("--offload", !offload.automatic),

@@ -18,7 +18,7 @@ use crate::config::kube::{AnnotationPrefix, KubeOptions, environment};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
     InterfaceOptions, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, RuleOptions, StoreOptions,
-    WorkersChoice,
+    WORKERS_MAX,
 };
 use crate::status::Setting;
 
@@ -214,14 +214,13 @@ fn is_other(flag: &str, text: &str, choices: [&str; 2]) -> Result<bool> {
     Ok(choice(flag, text, &choices)? == choices[1])
 }
 
-fn workers(text: &str) -> Result<WorkersChoice> {
+fn workers(text: &str) -> Result<Option<NonZeroU16>> {
     if text == "auto" {
-        return Ok(WorkersChoice::Auto);
+        return Ok(None);
     }
-    let most = WorkersChoice::MAX;
-    let count = text.parse().ok().filter(|count: &NonZeroU16| count.get() <= most);
-    let problem = || format!("{text:?} is not a number of workers: use auto or 1 to {most}");
-    count.map(WorkersChoice::Exactly).ok_or_else(|| refused("--workers", problem()))
+    let count = text.parse().ok().filter(|count: &NonZeroU16| count.get() <= WORKERS_MAX);
+    let problem = || format!("{text:?} is not a number of workers: use auto or 1 to {WORKERS_MAX}");
+    count.map(Some).ok_or_else(|| refused("--workers", problem()))
 }
 
 fn offload(text: &str) -> Result<OffloadChoice> {

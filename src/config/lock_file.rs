@@ -90,7 +90,7 @@ pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
         if !is_still_at(&file, path) {
             continue;
         }
-        if is_private(Access::of(&file.metadata()?), || made_beside(path)) {
+        if is_private(access(&file.metadata()?), || made_beside(path)) {
             return Ok(Some(LockFile::new(file)));
         }
         fs::remove_file(path)?;
@@ -119,24 +119,18 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Who may open a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Access {
-    owner: u32,
-    mode: u32,
-}
+/// Who may open a file: its owner and its mode.
+type Access = (u32, u32);
 
-impl Access {
-    fn of(status: &Metadata) -> Self {
-        Self { owner: status.uid(), mode: status.mode() & 0o777 }
-    }
+fn access(status: &Metadata) -> Access {
+    (status.uid(), status.mode() & 0o777)
 }
 
 /// Whether only root and this user may open the file, or it is as any that is `made` there: a
 /// server takes root for nobody, or the file system knows no modes.
-fn is_private(found: Access, made: impl FnOnce() -> Option<Access>) -> bool {
-    let is_trusted = found.owner == 0 || found.owner == rustix::process::geteuid().as_raw();
-    found.mode & !MODE == 0 && is_trusted || made() == Some(found)
+fn is_private((owner, mode): Access, made: impl FnOnce() -> Option<Access>) -> bool {
+    let is_trusted = owner == 0 || owner == rustix::process::geteuid().as_raw();
+    mode & !MODE == 0 && is_trusted || made() == Some((owner, mode))
 }
 
 /// What becomes of a new file beside `path` with the mode of lock files.
@@ -144,7 +138,7 @@ fn made_beside(path: &Path) -> Option<Access> {
     let path = path.with_file_name(format!(".weft.{:016x}", fastrand::u64(..)));
     let file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path).ok()?;
     fs::remove_file(&path).ok();
-    file.metadata().ok().as_ref().map(Access::of)
+    file.metadata().ok().as_ref().map(access)
 }
 
 fn is_still_at(file: &File, path: &Path) -> bool {
@@ -185,15 +179,14 @@ mod tests {
 
     #[test]
     fn a_file_system_without_owners_or_modes_is_taken_as_it_is() {
-        let access = |owner, mode| Access { owner, mode };
-        let ours = access(rustix::process::geteuid().as_raw(), 0o600);
-        let squashed = access(65_534, 0o600);
-        for fixed in [squashed, access(ours.owner, 0o755), access(1000, 0o777)] {
+        let own_user = rustix::process::geteuid().as_raw();
+        let (ours, squashed) = ((own_user, 0o600), (65_534, 0o600));
+        for fixed in [squashed, (own_user, 0o755), (1000, 0o777)] {
             assert!(is_private(fixed, || Some(fixed)), "{fixed:?}: never locked");
             assert!(!is_private(fixed, || Some(ours)), "{fixed:?}: of somebody else");
             assert!(!is_private(fixed, || None), "{fixed:?}");
         }
-        assert!(!is_private(access(65_534, 0o644), || Some(squashed)));
+        assert!(!is_private((65_534, 0o644), || Some(squashed)));
         assert!(is_private(ours, || panic!("it needs no other file")));
         let directory = tempfile::tempdir().unwrap();
         let found = made_beside(&directory.path().join("lock"));

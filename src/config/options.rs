@@ -15,6 +15,10 @@ use crate::words::words;
 /// tunnel.
 pub const NEXT_SOCKET_SUFFIX: &str = ".next";
 
+/// Most packet workers: each has a queue of the TUN device, of which the kernel takes 256
+/// (MAX_TAP_QUEUES in drivers/net/tun.c).
+pub const WORKERS_MAX: u16 = 256;
+
 /// Everything an operator chose.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -172,8 +176,8 @@ pub struct RuleOptions {
 pub struct DataplaneOptions {
     /// Which packet engine to run.
     pub engine: EngineChoice,
-    /// How many packet workers to run.
-    pub workers: WorkersChoice,
+    /// How many packet workers to run, whatever the processors; `None` for as many as suit them.
+    pub workers: Option<NonZeroU16>,
     /// Whether the kernel carries what it can.
     pub fast_path: FastPathChoice,
     /// `--worker-priority=ordinary`: workers get a processor like any other program, and not as
@@ -201,21 +205,6 @@ words! {
         /// poll, read/writev, recvmmsg/sendmmsg.
         Mmsg = "mmsg",
     }
-}
-
-/// How many packet workers run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkersChoice {
-    /// As many as suit the processors.
-    Auto,
-    /// This number, whatever the processors.
-    Exactly(NonZeroU16),
-}
-
-impl WorkersChoice {
-    /// Each worker has a queue of the TUN device, of which the kernel takes 256 (MAX_TAP_QUEUES
-    /// in drivers/net/tun.c).
-    pub const MAX: u16 = 256;
 }
 
 words! {

@@ -10,9 +10,9 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 510, 4318),
-    ("backend", 5838, 58016),
+    ("backend", 5829, 57976),
     ("bin", 15, 200),
-    ("config", 1663, 16540),
+    ("config", 1649, 16466),
     ("daemon", 3515, 36100),
     ("control", 5400, 54010),
     ("device", 482, 5189),

@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use crate::config::options::{EngineChoice, WorkersChoice};
+use crate::config::options::EngineChoice;
 use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{
     self, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
@@ -179,16 +179,13 @@ pub(super) fn settle_engine(choice: EngineChoice) -> Option<Engine> {
     }
 }
 
-/// How many workers to run.
-pub(super) fn count(choice: WorkersChoice) -> NonZeroU16 {
-    match choice {
-        WorkersChoice::Exactly(count) => count,
-        WorkersChoice::Auto => {
-            // The second knows of a cgroup's share of processor time too, which no mask shows.
-            let share = available_parallelism().map_or(1, NonZero::get);
-            automatic_count(processors().len().min(share))
-        }
-    }
+/// How many workers to run, unless somebody has `chosen`.
+pub(super) fn count(chosen: Option<NonZeroU16>) -> NonZeroU16 {
+    chosen.unwrap_or_else(|| {
+        // The second knows of a cgroup's share of processor time too, which no mask shows.
+        let share = available_parallelism().map_or(1, NonZero::get);
+        automatic_count(processors().len().min(share))
+    })
 }
 
 /// How many workers suit so many processors.

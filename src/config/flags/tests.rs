@@ -10,9 +10,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::options::{
-    EngineChoice, EtcdOptions, OffloadChoice, RuleOptions, StoreOptions, WorkersChoice,
-};
+use crate::config::options::{EngineChoice, EtcdOptions, OffloadChoice, RuleOptions, StoreOptions};
 
 const EVERY_OFFLOAD: OffloadChoice =
     OffloadChoice { tso: true, uso: true, gso: true, gro: true, automatic: true };
@@ -94,7 +92,7 @@ fn defaults_are_flanneld_s() {
     };
     assert_eq!(options.rules, rules);
     assert_eq!(options.dataplane.engine, EngineChoice::Auto);
-    assert_eq!(options.dataplane.workers, WorkersChoice::Auto);
+    assert_eq!(options.dataplane.workers, None);
     assert_eq!(options.dataplane.offload, EVERY_OFFLOAD);
     assert!(!options.log_is_json);
     assert_eq!(options.verbosity, 0);
@@ -322,10 +320,10 @@ fn own_flags() {
     for list in ["", "tso,", "all", "auto,tso", "TSO", "none,gro"] {
         assert_refused(&["--offload", list], "--offload");
     }
-    assert_eq!(run(&["--workers=auto"]).dataplane.workers, WorkersChoice::Auto);
+    assert_eq!(run(&["--workers=auto"]).dataplane.workers, None);
     for count in [1, 2, 256] {
-        let exactly = WorkersChoice::Exactly(NonZeroU16::new(count).unwrap());
-        assert_eq!(run(&["--workers", &count.to_string()]).dataplane.workers, exactly);
+        let workers = run(&["--workers", &count.to_string()]).dataplane.workers;
+        assert_eq!(workers, NonZeroU16::new(count));
     }
     for count in ["0", "257", "70000", "-1", "two", "", "1,2", "0x2"] {
         assert_refused(&["--workers", count], "--workers");
