@@ -209,23 +209,17 @@ async fn until_stopped(
     };
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
     let outcome = tokio::select! {
-        end = serve(run) => match end {
-            Ok(never) => match never {},
-            Err(error) => {
-                info!("Waiting for all goroutines to exit");
-                error!("{error:#}");
-                Outcome::Exit(ExitCode::FAILURE)
-            }
-        },
+        Err(error) = serve(run) => {
+            info!("Waiting for all goroutines to exit");
+            error!("{error:#}");
+            Outcome::Exit(ExitCode::FAILURE)
+        }
         Some(never) = OptionFuture::from(health) => match never {},
         never = descriptors::keep_stored(handover.offered()) => match never {},
-        end = take_over::release(predecessor, handover, run.timing.take_over_max) => match end {
-            Ok(never) => match never {},
-            Err(error) => {
-                error!("{error:#}");
-                Outcome::Exit(ExitCode::FAILURE)
-            }
-        },
+        Err(error) = take_over::release(predecessor, handover, run.timing.take_over_max) => {
+            error!("{error:#}");
+            Outcome::Exit(ExitCode::FAILURE)
+        }
         Some(successor) = asked => Outcome::HandOver(successor),
         () = stopped => {
             info!("Waiting for all goroutines to exit");

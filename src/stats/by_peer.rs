@@ -87,16 +87,6 @@ struct Place {
     failed_sends: Counter,
 }
 
-impl Place {
-    fn add_to(&self, total: &mut PeerTraffic) {
-        total.packets_sent += self.packets_sent.get();
-        total.bytes_sent += self.bytes_sent.get();
-        total.packets_received += self.packets_received.get();
-        total.bytes_received += self.bytes_received.get();
-        total.failed_sends += self.failed_sends.get();
-    }
-}
-
 impl Default for ByPeer {
     fn default() -> Self {
         let places = std::iter::repeat_with(Place::default).take(PEERS_COUNTED_MAX).collect();
@@ -187,11 +177,13 @@ impl ByPeer {
 
     /// Adds what was counted for `peer`: nothing if it found no place.
     pub(super) fn add_to(&self, total: &mut PeerTraffic, peer: Ipv4Addr) {
-        let taken_by = |place: &&Place| place.peer.load(Ordering::Relaxed);
-        let tried = self.tried(peer).map(|(_, place)| place);
-        let mut taken = tried.take_while(|place| taken_by(place) != FREE);
-        if let Some(place) = taken.find(|place| taken_by(place) == peer.to_bits()) {
-            place.add_to(total);
+        let (number, place) = self.place(peer, || false);
+        if number != ELSEWHERE {
+            total.packets_sent += place.packets_sent.get();
+            total.bytes_sent += place.bytes_sent.get();
+            total.packets_received += place.packets_received.get();
+            total.bytes_received += place.bytes_received.get();
+            total.failed_sends += place.failed_sends.get();
         }
     }
 
@@ -270,9 +262,14 @@ mod tests {
 
     /// What was counted for peers that found no place, and for senders that are no peers.
     fn elsewhere(counts: &ByPeer) -> PeerTraffic {
-        let mut total = PeerTraffic::default();
-        counts.elsewhere.add_to(&mut total);
-        total
+        let place = &counts.elsewhere;
+        PeerTraffic {
+            packets_sent: place.packets_sent.get(),
+            bytes_sent: place.bytes_sent.get(),
+            packets_received: place.packets_received.get(),
+            bytes_received: place.bytes_received.get(),
+            failed_sends: place.failed_sends.get(),
+        }
     }
 
     fn peer(number: u32) -> Ipv4Addr {
