@@ -240,10 +240,7 @@ impl Ring {
     fn begin(&mut self, operations: usize) -> io::Result<()> {
         assert!(operations <= self.answers.len(), "a batch is as large as the ring was made for");
         self.answers[..operations].fill(UNANSWERED);
-        match self.broken {
-            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-            None => Ok(()),
-        }
+        self.broken.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 
     /// Adds an operation to the batch, after submitting those before it if the queue is full.

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::io;
+use std::mem::zeroed;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -72,12 +73,9 @@ pub(super) fn set_int(
     name: c_int,
     value: c_int,
 ) -> io::Result<()> {
-    let bytes = size_of::<c_int>() as libc::socklen_t;
+    let (start, bytes) = ((&raw const value).cast(), size_of_val(&value) as libc::socklen_t);
     // SAFETY: the option value is one int that outlives the call, and `bytes` is its size.
-    check(unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), bytes)
-    })
-    .map(drop)
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, start, bytes) }).map(drop)
 }
 
 /// What the buffers of a socket hold, and their sizes: `SK_MEMINFO_*` in
@@ -94,12 +92,11 @@ fn get<const N: usize>(
 ) -> io::Result<[c_int; N]> {
     let mut value = [0; N];
     let mut bytes = size_of_val(&value) as libc::socklen_t;
+    let start = (&raw mut value).cast();
     // SAFETY: the kernel writes at most `bytes` bytes, the size of `value`, which outlives the
     // call.
-    check(unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut bytes)
-    })
-    .map(|_zero| value)
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, start, &raw mut bytes) })?;
+    Ok(value)
 }
 
 fn socket_address(address: SocketAddrV4) -> libc::sockaddr_in {
@@ -155,7 +152,7 @@ impl SendBatch {
         self.iovecs.clear();
         for Datagrams { destination, segment_bytes, spans } in messages {
             // SAFETY: `mmsghdr` is plain old data for which all zeroes is a valid value.
-            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            let mut header: libc::mmsghdr = unsafe { zeroed() };
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
             header.msg_hdr.msg_iovlen = spans.as_ref().len();
             // Without a length, the kernel looks at no control message.
@@ -176,17 +173,11 @@ impl SendBatch {
             // SAFETY: the headers count as many iovecs as there are.
             iovecs = unsafe { iovecs.add(header.msg_hdr.msg_iovlen) };
         }
+        let (headers, count) = (self.headers.as_mut_ptr(), self.headers.len() as c_uint);
         // SAFETY: the headers point at addresses, control messages and iovecs in vectors of
         // `self`, and the iovecs at parts of `arena`; all are borrowed for the call, and sendmmsg
         // only reads through them.
-        check(unsafe {
-            libc::sendmmsg(
-                socket.as_raw_fd(),
-                self.headers.as_mut_ptr(),
-                self.headers.len() as c_uint,
-                libc::MSG_DONTWAIT,
-            )
-        })
+        check(unsafe { libc::sendmmsg(socket.as_raw_fd(), headers, count, libc::MSG_DONTWAIT) })
     }
 }
 
@@ -226,8 +217,7 @@ impl ReceiveBatch {
     /// Scratch for at most `messages` messages a call.
     pub fn new(messages: usize) -> Self {
         // SAFETY: all three are plain old data for which all zeroes is a valid value.
-        let (header, address, iovec) =
-            unsafe { (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed::<libc::iovec>()) };
+        let (header, address, iovec) = unsafe { (zeroed(), zeroed(), zeroed::<libc::iovec>()) };
         Self {
             headers: vec![header; messages],
             addresses: vec![address; messages],
@@ -247,17 +237,11 @@ impl ReceiveBatch {
     ) -> io::Result<usize> {
         self.fill(arena, layout, slots.clone());
         let headers = &mut self.headers[slots];
+        let (headers, count) = (headers.as_mut_ptr(), headers.len() as c_uint);
+        let (flags, no_limit) = (libc::MSG_DONTWAIT, std::ptr::null_mut());
         // SAFETY: `fill` has just pointed these headers at vectors of `self` and at slots of
         // `arena` that don't overlap, all borrowed mutably for the call, each with its length.
-        check(unsafe {
-            libc::recvmmsg(
-                socket.as_raw_fd(),
-                headers.as_mut_ptr(),
-                headers.len() as c_uint,
-                libc::MSG_DONTWAIT,
-                std::ptr::null_mut(),
-            )
-        })
+        check(unsafe { libc::recvmmsg(socket.as_raw_fd(), headers, count, flags, no_limit) })
     }
 
     /// The header of `slot`, as the last [`Self::fill`] left it.

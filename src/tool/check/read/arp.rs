@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::host::state::MacAddress;
-use crate::sys::link::send_to_link;
+use crate::sys::link::broadcast;
 use crate::tool::echo::receive_within;
 
 const ETH_P_ARP: u16 = 0x0806;
@@ -32,7 +32,7 @@ pub(super) fn who_has(
     let protocol = Protocol::from(i32::from(ETH_P_ARP.to_be()));
     let socket = Socket::new(Domain::PACKET, Type::DGRAM, Some(protocol))?;
     for address in asked {
-        send_to_link(socket.as_fd(), index, ETH_P_ARP, [0xff; 6], &question(own, *address))?;
+        broadcast(socket.as_fd(), index, ETH_P_ARP, &question(own, *address))?;
     }
     let mut answers: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     let end = Instant::now() + ANSWER_MAX;
