@@ -3,7 +3,6 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::fmt::Write;
 use std::panic::{self, AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Once;
 
@@ -119,11 +118,7 @@ fn report<H: Half>(half: &mut H, what: &str, lost: u64, goes_on: bool, now_ns: u
     let Some(unshown) = half.progress().admit(now_ns, !goes_on) else { return };
     let packet = half.current();
     let shown = packet.get(..SHOWN_BYTES).unwrap_or(packet);
-    let hex = shown.iter().fold(String::new(), |mut hex, byte| {
-        // Writing to a string cannot fail.
-        write!(hex, "{byte:02x}").ok();
-        hex
-    });
+    let hex: String = shown.iter().map(|byte| format!("{byte:02x}")).collect();
     tracing::error!(
         "Internal error in weftd, please report this line: a worker {what} with a packet from \
          {}. {lost} packets were dropped as internal-error, and the worker {}; {unshown} more \

@@ -13,8 +13,6 @@ use rustix::thread::{nanosleep, sched_yield};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::forward::{Context, Local};
-use crate::route::Table;
-use crate::stats::DirectionStats;
 
 use super::contain;
 use super::egress::EgressHalf;
@@ -50,7 +48,7 @@ pub(super) fn run(
     let mut egress = EgressHalf::new(config, read_bytes);
     let mut ingress = IngressHalf::new(config);
     let (mut idle, mut lanes) = (Idle::default(), Lanes::new(config.bulk.len()));
-    let stats = &config.stats;
+    let (stats, icmp_limit) = (&config.stats, &config.icmp_limit);
     // What the device and the socket of an earlier weftd hold is not dropped for lack of a route.
     while routes.load().is_provisional && !stop.requested() {
         poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&FIRST_TABLE_PERIOD)).ok();
@@ -62,7 +60,7 @@ pub(super) fn run(
         let now_ns = monotonic_ns();
         stats.last_turn_ns.set(now_ns);
         if let Some(known) = budget.as_mut().filter(|budget| budget.is_look_due(now_ns))
-            && !known.look(now_ns, thread_ns())
+            && !known.look(now_ns, clock_ns(ClockId::ThreadCPUTime))
         {
             budget = None;
         }
@@ -80,8 +78,8 @@ pub(super) fn run(
         };
         egress.begin_turn();
         ingress.begin_turn();
-        let (table, local) = (routes.load(), local(config));
-        let context = |stats| context(config, &local, table, stats, now_ns);
+        let (table, local) = (routes.load(), &local(config));
+        let context = |stats| Context { local, table, stats, icmp_limit, now_ns };
         let sent = contain::turn(&mut egress, &mut io, &context(&stats.egress));
         let written = contain::turn(&mut ingress, &mut io, &context(&stats.ingress));
         if let Err(end) = gathered.and(sent).and(written) {
@@ -100,8 +98,8 @@ pub(super) fn run(
     if egress.is_waiting() {
         // Every packet has an outcome: what waits goes now or is dropped.
         egress.waits_until_ns = Some(0);
-        let (table, local) = (routes.load(), local(config));
-        let context = context(config, &local, table, &stats.egress, monotonic_ns());
+        let (table, local, stats) = (routes.load(), &local(config), &stats.egress);
+        let context = Context { local, table, stats, icmp_limit, now_ns: monotonic_ns() };
         let _ended_already = contain::turn(&mut egress, &mut io, &context);
     }
     end
@@ -182,16 +180,6 @@ fn local(config: &WorkerConfig) -> Local {
     Local { mtu_bytes: config.mtu_bytes.load(Ordering::Relaxed), ..config.local }
 }
 
-fn context<'a>(
-    config: &'a WorkerConfig,
-    local: &'a Local,
-    table: &'a Table,
-    stats: &'a DirectionStats,
-    now_ns: u64,
-) -> Context<'a> {
-    Context { local, table, stats, icmp_limit: &config.icmp_limit, now_ns }
-}
-
 /// The room that is waited for, how long at most, and in the send buffer of which socket.
 #[derive(Debug, Clone, Copy)]
 struct Room {
@@ -266,11 +254,6 @@ pub fn monotonic_ns() -> u64 {
     clock_ns(ClockId::Monotonic)
 }
 
-/// How long the calling thread has run.
-fn thread_ns() -> u64 {
-    clock_ns(ClockId::ThreadCPUTime)
-}
-
 fn clock_ns(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -286,7 +269,7 @@ mod tests {
     use crate::engine::contain::tests::Scene;
     use crate::engine::{Engine, Worker};
     use crate::offload::VNET_HEADER_BYTES;
-    use crate::route::Published;
+    use crate::route::{Published, Table};
     use crate::sys::tun_io::{Write, WriteBatch};
 
     /// Lanes whose packets are numbers. Each of `later` comes into a lane after so many reads.

@@ -12,7 +12,7 @@ use crate::offload::{
 };
 use crate::packet::Span;
 use crate::packet::ecn::Ecn;
-use crate::stats::{DropReason, DroppedPacket};
+use crate::stats::DropReason;
 use crate::sys::tun_io::{Write, WriteBatch};
 use crate::sys::udp::{Datagrams, SendBatch};
 
@@ -122,27 +122,67 @@ impl<'a> IngressHalf<'a> {
     /// Carries out the writes planned so far. Those that a device gone meanwhile can't take are
     /// dropped like any other, so that every packet received has its outcome.
     fn write_plan(&mut self, io: &mut impl Io, context: &Context<'_>) -> Result<(), WorkerEnd> {
-        let Self { config, receives, ingress, writes, .. } = self;
-        let (arena, plan) = (&mut receives.arena, &mut ingress.coalescer);
-        plan.finish(arena);
+        self.ingress.coalescer.finish(&mut self.receives.arena);
         let (mut first, mut outcome) = (0, Ok(()));
-        while first < plan.items().len() {
+        while first < self.ingress.coalescer.items().len() {
+            let plan = &self.ingress.coalescer;
             let left = (first..).zip(&plan.items()[first..]).map(|(index, item)| Write {
                 header: &item.vnet_header,
                 spans: plan.spans(index),
                 // What follows a super-packet may be of its flow, and must not overtake it.
                 is_barrier: item.merged().is_some(),
             });
-            let tried = io.write(writes, arena, left).max(1);
+            let tried = io.write(&mut self.writes, &self.receives.arena, left).max(1);
             for index in 0..tried {
-                let written = writes.result(index);
-                let settled = settle_write(config, context, arena, plan, first + index, written);
+                let written = self.writes.result(index);
+                let settled = self.settle_write(context, first + index, written);
                 outcome = outcome.and(settled);
             }
             first += tried;
         }
-        plan.clear();
+        self.ingress.coalescer.clear();
         outcome
+    }
+
+    /// Counts the outcome of write `index`, and writes its packets one by one if it was refused as
+    /// a super-packet. An error says that the device is gone.
+    fn settle_write(
+        &mut self,
+        context: &Context<'_>,
+        index: usize,
+        written: io::Result<()>,
+    ) -> Result<(), WorkerEnd> {
+        let plan = &self.ingress.coalescer;
+        let item = plan.items()[index];
+        let Err(error) = written else {
+            context.stats.forwarded(1, item.packets.into(), item.packet_bytes());
+            return Ok(());
+        };
+        if let Some(reason) = write_failure(&error, item.merged().is_some()) {
+            let first = plan.spans(index).first().and_then(|span| span.of(&self.receives.arena));
+            context.drop(reason, item.packets.into(), None, first.unwrap_or_default());
+        } else {
+            self.config.stats.tun_fallbacks.add(1);
+            self.write_one_by_one(context, index);
+            disable(&mut self.ingress.coalescer, item.merged());
+        }
+        if is_gone(&error) { Err(WorkerEnd::TunGone(error)) } else { Ok(()) }
+    }
+
+    /// Writes the packets of a refused super-packet, as they were received, each on its own.
+    fn write_one_by_one(&mut self, context: &Context<'_>, index: usize) {
+        let header = [0; VNET_HEADER_BYTES];
+        let arena = &mut self.receives.arena;
+        for span in self.ingress.coalescer.unmerge(arena, index) {
+            let packet = &arena[span.range()];
+            match self.config.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]) {
+                Ok(()) => context.stats.forwarded(1, 1, packet.len() as u64),
+                Err(error) => {
+                    let reason = write_failure(&error, false).unwrap_or(DropReason::TunWriteFailed);
+                    context.drop(reason, 1, None, packet);
+                }
+            }
+        }
     }
 
     fn send_replies(&mut self) {
@@ -156,58 +196,6 @@ impl<'a> IngressHalf<'a> {
         }
         replies.clear();
     }
-}
-
-/// Counts the outcome of write `index`, and writes its packets one by one if it was refused as a
-/// super-packet. An error says that the device is gone.
-fn settle_write(
-    config: &WorkerConfig,
-    context: &Context<'_>,
-    arena: &mut [u8],
-    plan: &mut Coalescer,
-    index: usize,
-    written: io::Result<()>,
-) -> Result<(), WorkerEnd> {
-    let item = plan.items()[index];
-    let Err(error) = written else {
-        context.stats.forwarded(1, item.packets.into(), item.packet_bytes());
-        return Ok(());
-    };
-    if let Some(reason) = write_failure(&error, item.merged().is_some()) {
-        let first = plan.spans(index).first().and_then(|span| span.of(arena));
-        drop_packet(context, reason, item.packets.into(), first.unwrap_or_default());
-    } else {
-        config.stats.tun_fallbacks.add(1);
-        write_one_by_one(config, context, arena, plan, index);
-        disable(plan, item.merged());
-    }
-    if is_gone(&error) { Err(WorkerEnd::TunGone(error)) } else { Ok(()) }
-}
-
-/// Writes the packets of a refused super-packet, as they were received, each on its own.
-fn write_one_by_one(
-    config: &WorkerConfig,
-    context: &Context<'_>,
-    arena: &mut [u8],
-    plan: &Coalescer,
-    index: usize,
-) {
-    let header = [0; VNET_HEADER_BYTES];
-    for span in plan.unmerge(arena, index) {
-        let packet = &arena[span.range()];
-        match config.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]) {
-            Ok(()) => context.stats.forwarded(1, 1, packet.len() as u64),
-            Err(error) => {
-                let reason = write_failure(&error, false).unwrap_or(DropReason::TunWriteFailed);
-                drop_packet(context, reason, 1, packet);
-            }
-        }
-    }
-}
-
-fn drop_packet(context: &Context<'_>, reason: DropReason, packets: u64, packet: &[u8]) {
-    let dropped = DroppedPacket { now_ns: context.now_ns, peer: None, packet };
-    context.stats.drop_packet(reason, packets, dropped);
 }
 
 /// Stops merging the kind that the device refused.

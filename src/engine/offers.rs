@@ -10,7 +10,7 @@ use crate::route::{HostSet, Reader};
 use crate::stats::{DropReason, PACKET_OVERHEAD, WorkerStats};
 
 use super::errno::{SendError, classify_send_error};
-use super::refused::Refused;
+use super::refused::{IN_A_ROW_MIN, PAUSE_NS, PAUSE_OF_PORT_NS, Refused};
 use super::worker::WorkerConfig;
 
 /// Of the messages that are held back, so much goes nevertheless, as it counts in the send buffer:
@@ -43,8 +43,9 @@ impl Offers {
             spread: config.routes.spread.reader(),
             unresolved: config.routes.unresolved.reader(),
             heard: config.routes.heard.reader(),
-            refused: Refused::peers(),
-            refused_there: Refused::ports(),
+            refused: Refused::new(IN_A_ROW_MIN, PAUSE_NS),
+            // To send from the tunnel's costs nothing.
+            refused_there: Refused::new(1, PAUSE_OF_PORT_NS),
             is_roomy: [None; 2],
             trickle: Trickle::default(),
             owed: 0,
@@ -114,7 +115,17 @@ impl Offers {
         if let Some(reason) = self.refused.reason(host, context.now_ns) {
             return Some(reason);
         }
-        if !is_unanswered(config, context, message, &mut self.heard) {
+        // It may be for nobody: what waits for a neighbour that does not answer takes up the send
+        // buffer for seconds, and enough of such hosts would leave the others none.
+        let team = || config.team.iter().map(|worker| &**worker);
+        let is_unanswered = config.stats.by_peer.is_unanswered(
+            host,
+            (message.segments.into(), message.bytes.into()),
+            context.now_ns,
+            || WorkerStats::traffic(team(), host).packets_received,
+            || self.heard.load().contains(&host),
+        );
+        if !is_unanswered {
             return None;
         }
         let is_roomy = &mut self.is_roomy[usize::from(is_spread)];
@@ -173,25 +184,6 @@ impl Trickle {
     fn spend(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
-}
-
-/// Whether `message` may be for nobody. What waits for a neighbour that does not answer takes up
-/// the send buffer for seconds, and enough of such hosts would leave the others none.
-fn is_unanswered(
-    config: &WorkerConfig,
-    context: &Context<'_>,
-    message: &Message,
-    heard: &mut Reader<HostSet>,
-) -> bool {
-    let Message { destination, segments, bytes, .. } = *message;
-    let team = || config.team.iter().map(|worker| &**worker);
-    config.stats.by_peer.is_unanswered(
-        *destination.ip(),
-        (segments.into(), bytes.into()),
-        context.now_ns,
-        || WorkerStats::traffic(team(), *destination.ip()).packets_received,
-        || heard.load().contains(destination.ip()),
-    )
 }
 
 /// What a message takes up in the send buffer.

@@ -6,14 +6,14 @@ use std::net::Ipv4Addr;
 use crate::stats::{DropReason, spread};
 
 /// Refusals in a row, so that what a firewall drops here and there changes nothing.
-const IN_A_ROW_MIN: u32 = 16;
+pub(super) const IN_A_ROW_MIN: u32 = 16;
 
 /// How long a peer is not tried then: a thousand tries a second are some thousandth of a processor,
 /// and a peer that can be sent to again waits no longer than it takes to notice.
-const PAUSE_NS: u64 = 1_000_000;
+pub(super) const PAUSE_NS: u64 = 1_000_000;
 
 /// The same where another port is left to send from: as long as the prober may take to find out.
-const PAUSE_OF_PORT_NS: u64 = 60_000_000_000;
+pub(super) const PAUSE_OF_PORT_NS: u64 = 60_000_000_000;
 
 /// Peers that are remembered, 8 KiB. Two that share a place are both tried each time, no more.
 const PLACES: usize = 256;
@@ -40,17 +40,8 @@ const FREE: Place =
     Place { host: Ipv4Addr::UNSPECIFIED, in_a_row: 0, reason: DropReason::SendFailed, until_ns: 0 };
 
 impl Refused {
-    /// Of what can't be sent in another way.
-    pub(super) fn peers() -> Self {
-        Self::new(IN_A_ROW_MIN, PAUSE_NS)
-    }
-
-    /// Of what can still be sent from another port, which costs nothing.
-    pub(super) fn ports() -> Self {
-        Self::new(1, PAUSE_OF_PORT_NS)
-    }
-
-    fn new(in_a_row_min: u32, pause_ns: u64) -> Self {
+    /// Whoever is refused so often in a row is not tried for so long.
+    pub(super) fn new(in_a_row_min: u32, pause_ns: u64) -> Self {
         let places = vec![FREE; PLACES].into_boxed_slice();
         Self { in_a_row_min, pause_ns, places, active: 0 }
     }
@@ -106,7 +97,7 @@ mod tests {
 
     #[test]
     fn who_is_refused_all_the_time_is_tried_now_and_then() {
-        let mut refused = Refused::peers();
+        let mut refused = Refused::new(IN_A_ROW_MIN, PAUSE_NS);
         let (mut tries, reason) = (0, DropReason::SendForbidden);
         for now_ns in (0..1_000_000_000).step_by(1000) {
             match refused.reason(HOST, now_ns) {
@@ -126,7 +117,7 @@ mod tests {
 
     #[test]
     fn who_loses_some_packets_loses_no_others() {
-        let mut refused = Refused::peers();
+        let mut refused = Refused::new(IN_A_ROW_MIN, PAUSE_NS);
         for packet in 0..100_000 {
             assert_eq!(refused.reason(HOST, packet), None);
             match packet % 10 {
@@ -142,7 +133,7 @@ mod tests {
 
     #[test]
     fn peers_that_share_a_place_are_all_tried() {
-        let mut refused = Refused::peers();
+        let mut refused = Refused::new(IN_A_ROW_MIN, PAUSE_NS);
         let all: Vec<_> = (0..10 * PLACES as u32).map(Ipv4Addr::from_bits).collect();
         for _ in 0..IN_A_ROW_MIN {
             all.iter().for_each(|host| refused.note(*host, DropReason::SendFailed, 0));

@@ -3,9 +3,7 @@
 
 use std::net::SocketAddrV4;
 
-use crate::offload::{
-    Full, PartialChecksum, Segmentation, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader,
-};
+use crate::offload::{Full, PartialChecksum, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader};
 use crate::packet::Span;
 use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport;
@@ -90,13 +88,22 @@ impl Egress {
         let Some(vnet_header) = VnetHeader::parse(vnet_header) else {
             return drop_one(context, bytes, DropReason::BadOffloadHeader);
         };
-        match vnet_header.segmentation {
-            None => self.single(context, bytes, packet, &header, vnet_header.checksum),
-            Some(segmentation) => {
-                self.super_packet(context, bytes, packet, &header, segmentation);
-                self.resume(context, arena)
-            }
-        }
+        let Some(segmentation) = vnet_header.segmentation else {
+            return self.single(context, bytes, packet, &header, vnet_header.checksum);
+        };
+        let Some(mut splitter) = Splitter::new(packet, bytes, &header, segmentation) else {
+            return drop_one(context, bytes, DropReason::BadOffloadHeader);
+        };
+        let load = Load {
+            packets: splitter.segments_left(),
+            bytes: splitter.bytes_left(),
+            largest_bytes: splitter.segment_bytes_max(),
+        };
+        let Some(destination) = self.decide(context, &header, bytes, load) else { return Ok(()) };
+        ipv4::decrement_ttl(bytes);
+        splitter.ip_header_changed(bytes);
+        self.pending = Some((destination, splitter));
+        self.resume(context, arena)
     }
 
     #[inline(always)]
@@ -122,29 +129,6 @@ impl Egress {
         }
         self.plan.push(destination, [Span::default(), packet])?;
         self.room()
-    }
-
-    /// Decides on a super-packet; if it is to be sent, [`Self::resume`] cuts it.
-    fn super_packet(
-        &mut self,
-        context: &Context<'_>,
-        bytes: &mut [u8],
-        packet: Span,
-        header: &Ipv4Header,
-        segmentation: Segmentation,
-    ) {
-        let Some(mut splitter) = Splitter::new(packet, bytes, header, segmentation) else {
-            return count_drop(context, bytes, DropReason::BadOffloadHeader);
-        };
-        let load = Load {
-            packets: splitter.segments_left(),
-            bytes: splitter.bytes_left(),
-            largest_bytes: splitter.segment_bytes_max(),
-        };
-        let Some(destination) = self.decide(context, header, bytes, load) else { return };
-        ipv4::decrement_ttl(bytes);
-        splitter.ip_header_changed(bytes);
-        self.pending = Some((destination, splitter));
     }
 
     /// Counts what a read brought and decides on it; `None` if it goes nowhere.
@@ -221,12 +205,8 @@ impl Egress {
 }
 
 fn drop_one(context: &Context<'_>, bytes: &[u8], reason: DropReason) -> Result<(), Full> {
-    count_drop(context, bytes, reason);
-    Ok(())
-}
-
-fn count_drop(context: &Context<'_>, bytes: &[u8], reason: DropReason) {
     context.stats.packets_received.add(1);
     context.stats.bytes_received.add(bytes.len() as u64);
     context.drop(reason, 1, None, bytes);
+    Ok(())
 }

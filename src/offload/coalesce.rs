@@ -335,14 +335,10 @@ impl Coalescer {
         for (item, [first, ..]) in self.items.iter_mut().zip(&self.spans) {
             let Some(kind) = item.merged() else { continue };
             let flags = item.first_flags | item.last_flags & tcp_flags::PSH;
-            let packet = first.of_mut(arena);
-            let stamped = packet.and_then(|packet| stamp(packet, kind, item.bytes as u16, flags));
-            let Some(checksum_offset) = stamped else { continue };
+            let Some(packet) = first.of_mut(arena) else { continue };
+            let Some(offset) = stamp(packet, kind, item.bytes as u16, flags) else { continue };
             let header = VnetHeader {
-                checksum: Some(PartialChecksum {
-                    start: HEADER_BYTES_MIN as u16,
-                    offset: checksum_offset,
-                }),
+                checksum: Some(PartialChecksum { start: HEADER_BYTES_MIN as u16, offset }),
                 segmentation: NonZeroU16::new(item.segment_payload_bytes)
                     .map(|payload_bytes| Segmentation { kind, payload_bytes }),
             };

@@ -10,6 +10,9 @@ use crate::stats::DropReason;
 /// Length of a header without options.
 pub const HEADER_BYTES_MIN: usize = 20;
 
+/// Which of its 16-bit words is the checksum.
+const CHECKSUM_WORD: usize = 5;
+
 /// Protocol numbers (IANA) that the dataplane treats specially.
 pub mod protocol {
     /// Internet Control Message Protocol.
@@ -148,11 +151,10 @@ pub fn has_source_route(header: &Ipv4Header, packet: &[u8]) -> bool {
 /// with 1 may travel on is for the caller to decide before. Shorter slices are left alone.
 #[inline]
 pub fn decrement_ttl(packet: &mut [u8]) {
-    let Some(header) = parsed(packet) else { return };
-    debug_assert!(header[8] >= 1, "decrement_ttl on a packet without time to live");
-    let old = [header[8], header[9]];
-    header[8] = header[8].wrapping_sub(1);
-    patch_checksum(header, old, [header[8], header[9]]);
+    edit_word(packet, 4, |[ttl, protocol]| {
+        debug_assert!(ttl >= 1, "decrement_ttl on a packet without time to live");
+        [ttl.wrapping_sub(1), protocol]
+    });
 }
 
 /// Stores another ECN field and patches the header checksum (RFC 1624).
@@ -160,10 +162,7 @@ pub fn decrement_ttl(packet: &mut [u8]) {
 /// The packet was parsed before; shorter slices are left alone.
 #[inline]
 pub fn set_ecn(packet: &mut [u8], ecn: Ecn) {
-    let Some(header) = parsed(packet) else { return };
-    let old = [header[0], header[1]];
-    header[1] = header[1] & !0b11 | ecn as u8;
-    patch_checksum(header, old, [header[0], header[1]]);
+    edit_word(packet, 0, |[version, service]| [version, service & !0b11 | ecn as u8]);
 }
 
 /// Stores a new total length and patches the header checksum (RFC 1624).
@@ -171,24 +170,19 @@ pub fn set_ecn(packet: &mut [u8], ecn: Ecn) {
 /// The packet was parsed before; shorter slices are left alone.
 #[inline]
 pub fn set_total_length(packet: &mut [u8], total_bytes: u16) {
-    let Some(header) = parsed(packet) else { return };
-    let old = [header[2], header[3]];
-    let new = total_bytes.to_be_bytes();
-    [header[2], header[3]] = new;
-    patch_checksum(header, old, new);
+    edit_word(packet, 1, |_| total_bytes.to_be_bytes());
 }
 
-/// The fixed part of the header, which a packet has that was parsed before.
+/// Changes the 16-bit word of that number in the fixed part of the header, which a packet has that
+/// was parsed before, and patches the checksum.
 #[inline]
-fn parsed(packet: &mut [u8]) -> Option<&mut [u8; HEADER_BYTES_MIN]> {
-    let header = packet.first_chunk_mut();
+fn edit_word(packet: &mut [u8], number: usize, change: impl FnOnce([u8; 2]) -> [u8; 2]) {
+    let header = packet.first_chunk_mut::<HEADER_BYTES_MIN>();
     debug_assert!(header.is_some(), "an edit of a packet that was never parsed");
-    header
-}
-
-#[inline]
-fn patch_checksum(header: &mut [u8; HEADER_BYTES_MIN], old: [u8; 2], new: [u8; 2]) {
-    [header[10], header[11]] = checksum::update([header[10], header[11]], old, new);
+    let Some((words, _)) = header.map(|header| header.as_chunks_mut()) else { return };
+    let Ok([word, sum]) = words.get_disjoint_mut([number, CHECKSUM_WORD]) else { return };
+    let old = std::mem::replace(word, change(*word));
+    *sum = checksum::update(*sum, old, *word);
 }
 
 #[cfg(test)]
