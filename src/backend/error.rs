@@ -14,6 +14,9 @@ use crate::backend::extension::command::CommandError;
 use crate::backend::handover::TakeOverError;
 use crate::backend::udp::kernel_plane::attachment::AttachError;
 
+/// What a step of a start gives.
+pub type StartResult<T = ()> = Result<T, StartError>;
+
 /// The backend could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
-use crate::backend::error::StartError;
+use crate::backend::error::StartResult;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
@@ -51,7 +51,7 @@ pub struct ExtensionBackend {
 pub(super) async fn introduce(
     settings: &ExtensionBackendConfig,
     external: &ExternalInterface,
-) -> Result<LeaseAttributes, StartError> {
+) -> StartResult<LeaseAttributes> {
     let data = match &settings.pre_startup {
         Some(command) => {
             let output = run_and_log(command, &Variables::new(), "").await?;
@@ -78,10 +78,7 @@ fn json_string(text: &str) -> serde_json::Result<RawJson> {
 
 impl ExtensionBackend {
     /// Runs the post-startup command.
-    pub async fn start(
-        setup: &Setup,
-        settings: ExtensionBackendConfig,
-    ) -> Result<Self, StartError> {
+    pub async fn start(setup: &Setup, settings: ExtensionBackendConfig) -> StartResult<Self> {
         match &settings.post_startup {
             Some(command) => {
                 let variables = vec![
@@ -240,10 +237,8 @@ async fn run_and_log(
 
 /// The string that a node published; `None` if it published something else.
 fn data_of(attributes: &LeaseAttributes) -> Option<String> {
-    match &attributes.backend_data {
-        None => Some(String::new()),
-        Some(data) => serde_json::from_str(data.0.get()).ok(),
-    }
+    let data = attributes.backend_data.as_ref();
+    data.map_or_else(|| Some(String::new()), |data| serde_json::from_str(data.0.get()).ok())
 }
 
 #[cfg(test)]

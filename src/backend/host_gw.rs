@@ -1,7 +1,7 @@
 //! What is particular to the host-gw backend: its lease, and a route to each peer's subnet by way
 //! of its host.
 
-use crate::backend::error::StartError;
+use crate::backend::error::{StartError, StartResult};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::host::interface::ExternalInterface;
@@ -9,7 +9,7 @@ use crate::host::state::LinkId;
 use crate::host::tables::{Way, Ways};
 
 /// What a host-gw node publishes.
-pub(super) fn introduce(external: &ExternalInterface) -> Result<LeaseAttributes, StartError> {
+pub(super) fn introduce(external: &ExternalInterface) -> StartResult<LeaseAttributes> {
     let ExternalInterface { address, public_address, .. } = *external;
     if address != public_address {
         return Err(StartError::NotTheInterfacesAddress { address, public_address });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::backend::error::StartError;
+use crate::backend::error::StartResult;
 use crate::backend::extension::{self, ExtensionBackend};
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::kernel::{KernelBackend, Means};
@@ -54,7 +54,7 @@ impl BackendSettings {
         &self,
         claim: Claim<'_>,
         former: Option<&LeaseAttributes>,
-    ) -> Result<Prepared, StartError> {
+    ) -> StartResult<Prepared> {
         if self.kind().carried_by() != CarriedBy::Workers {
             let reason = "the network configuration has another Backend now";
             claim.handover.refuse(reason).await?;
@@ -86,7 +86,7 @@ impl BackendSettings {
 
 impl Prepared {
     /// Sets up what carries the packets, peers aside.
-    pub async fn start(self, setup: Setup) -> Result<Backend, StartError> {
+    pub async fn start(self, setup: Setup) -> StartResult<Backend> {
         // Their routes would lead packets away.
         let is_udp = matches!(self.reserved, Reserved::Udp(_));
         for network in setup.networks().into_iter().skip(usize::from(is_udp)) {

@@ -219,9 +219,7 @@ impl Reporter {
             is_elsewhere
                 | (std::mem::replace(&mut published.public_ip, public_address) != public_address)
         });
-        self.state(|state| {
-            (state.external, state.mtu_bytes) = (external.clone(), mtu_bytes);
-        });
+        self.state(|state| (state.external, state.mtu_bytes) = (external.clone(), mtu_bytes));
     }
 
     /// The peers with a backend of this kind; counts the others, and logs how many when it changes.
@@ -254,11 +252,7 @@ impl Reporter {
 
 /// Sends `value`, and wakes the readers only if it differs.
 pub(super) fn send_if_new<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
-    sender.send_if_modified(|now| {
-        let is_new = *now != value;
-        *now = value;
-        is_new
-    });
+    sender.send_if_modified(|now| std::mem::replace(now, value) != *now);
 }
 
 /// Logs the subnets that were added, moved and removed.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::backend::error::StartError;
+use crate::backend::error::StartResult;
 use crate::backend::handover::Handover;
 use crate::backend::setup::Setup;
 use crate::backend::status::{Taken, View};
@@ -53,7 +53,7 @@ pub struct UdpBackend {
 
 impl UdpBackend {
     /// Configures what was reserved, and starts the workers.
-    pub async fn start(setup: Setup, reserved: UdpReserved) -> Result<Self, StartError> {
+    pub async fn start(setup: Setup, reserved: UdpReserved) -> StartResult<Self> {
         let UdpReserved { settings, tunnel, fast_path } = reserved;
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
         let handover = setup.handover.clone();

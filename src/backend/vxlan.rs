@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 
 use tracing::{info, warn};
 
-use crate::backend::error::StartError;
+use crate::backend::error::StartResult;
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
@@ -49,7 +49,7 @@ pub(super) async fn prepare(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
     former: Option<&LeaseAttributes>,
-) -> Result<(LeaseAttributes, VxlanDevice), StartError> {
+) -> StartResult<(LeaseAttributes, VxlanDevice)> {
     if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
         return Err(no_room(external.mtu_bytes, KIND).into());
     }

@@ -155,10 +155,7 @@ impl FastPath {
         let maps = Maps::create().or_else(|error| {
             // Before kernel 5.11 maps count as locked memory.
             let unlimited = Rlimit { current: None, maximum: None };
-            match setrlimit(Resource::Memlock, unlimited) {
-                Ok(()) => Maps::create(),
-                Err(_) => Err(error),
-            }
+            setrlimit(Resource::Memlock, unlimited).map_or(Err(error), |()| Maps::create())
         });
         let refused = |source| FastPathError { what: "a map".to_owned(), source };
         let maps = maps.map_err(refused)?;

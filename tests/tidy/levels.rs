@@ -66,7 +66,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["status"],
             &["extension/command", "vxlan/data", "vxlan/device"],
             &["udp/owner"],
-            &["udp/kernel_plane/attachment", "udp/kernel_plane/hops"],
+            &["udp/kernel_plane/attachment"],
             &["udp/kernel_plane/entries", "udp/kernel_plane/obstacle"],
             &["error", "udp/pacing", "udp/paths", "udp/source_ports", "udp/unresolved"],
             &["udp/kernel_plane/merging"],

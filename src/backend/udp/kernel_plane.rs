@@ -4,7 +4,6 @@
 
 pub(in crate::backend) mod attachment;
 mod entries;
-mod hops;
 mod merging;
 pub(super) mod obstacle;
 mod placement;
@@ -37,8 +36,7 @@ use super::peers::announcement;
 use super::prober::Unmeasured;
 
 use self::attachment::Attacher;
-use self::entries::Entries;
-use self::hops::Hops;
+use self::entries::{Entries, Hops, find_hops};
 use self::obstacle::{Obstacle, off};
 use self::placement::Placement;
 
@@ -257,7 +255,7 @@ impl KernelPlane {
         if table.peers().len() > PEERS_MAX as usize {
             return Err(Obstacle::Peers);
         }
-        hops::find(&mut self.hops, &table, ground.underlay).await?;
+        find_hops(&mut self.hops, &table, ground.underlay).await?;
         let neighbours = neighbours::hardware_addresses(ground.underlay_device).await?;
         let masks: BTreeSet<_> = table.peers().iter().map(|peer| peer.subnet.mask()).collect();
         if masks.len() > LENGTHS_MAX {
@@ -358,9 +356,7 @@ impl KernelPlane {
     fn announce(&self, is_on: bool) {
         self.inputs.attributes.send_if_modified(|attributes| {
             let data = announcement(is_on, self.inputs.has_sources);
-            let is_new = attributes.backend_data != data;
-            attributes.backend_data = data;
-            is_new
+            std::mem::replace(&mut attributes.backend_data, data) != attributes.backend_data
         });
     }
 

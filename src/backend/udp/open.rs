@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::backend::error::StartError;
+use crate::backend::error::StartResult;
 use crate::backend::setup::{Claim, Setup};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
@@ -81,7 +81,7 @@ impl UdpReserved {
 pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
-) -> Result<UdpReserved, StartError> {
+) -> StartResult<UdpReserved> {
     let Claim { external, network, previous_subnet, dataplane, handover } = claim;
     let DataplaneOptions { mut offload, workers, fast_path, .. } = dataplane;
     let is_kept = dataplane.keep_tunnel;
@@ -130,11 +130,7 @@ pub(crate) async fn reserve(
 }
 
 /// Gives the device its address and the route.
-pub(super) async fn configure(
-    setup: &Setup,
-    mtu_bytes: u16,
-    tun: &Tun,
-) -> Result<Overlay, StartError> {
+pub(super) async fn configure(setup: &Setup, mtu_bytes: u16, tun: &Tun) -> StartResult<Overlay> {
     let (network, former_network) = (setup.network, setup.former_network);
     let desired = desired(tun, network, Some(setup.subnet), mtu_bytes).await?;
     let desired = OverlayDesired { former_network, ..desired };
@@ -144,7 +140,7 @@ pub(super) async fn configure(
 
 /// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
 /// its socket until the kernel has torn the ring down, some time after the process is gone.
-async fn patiently<T>(once: impl AsyncFn() -> Result<T, StartError>) -> Result<T, StartError> {
+async fn patiently<T>(once: impl AsyncFn() -> StartResult<T>) -> StartResult<T> {
     let give_up = Instant::now() + LEFTOVER_PATIENCE;
     loop {
         match once().await {
@@ -174,7 +170,7 @@ pub(super) async fn desired(
     network: Prefix,
     subnet: Option<Prefix>,
     mtu_bytes: u16,
-) -> Result<OverlayDesired, StartError> {
+) -> StartResult<OverlayDesired> {
     Ok(OverlayDesired {
         device: netlink::link_just_made(&tun.name).await?.id,
         address: subnet.unwrap_or(network).network(),

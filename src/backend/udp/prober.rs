@@ -121,10 +121,8 @@ impl Prober {
                 return;
             }
             let now = Instant::now();
-            let pause = match self.paths.next_due() {
-                Some(due) => due.duration_since(now).clamp(ROUND_MIN, LOOK),
-                None => LOOK_IDLE,
-            };
+            let due = self.paths.next_due();
+            let pause = due.map_or(LOOK_IDLE, |due| due.duration_since(now).clamp(ROUND_MIN, LOOK));
             tokio::select! {
                 () = self.health.pause(pause) => {}
                 () = self.unresolved.changed() => {}

@@ -171,10 +171,7 @@ pub(super) fn settle_engine(choice: EngineChoice) -> Option<Engine> {
             let call_ns = engine::call_ns();
             let preferred = engine::preferred(call_ns);
             info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
-            match preferred {
-                Engine::Mmsg => Some(Engine::Mmsg),
-                Engine::IoUring => None,
-            }
+            (preferred == Engine::Mmsg).then_some(preferred)
         }
     }
 }

@@ -8,7 +8,7 @@ use std::num::NonZeroU16;
 use rustix::io::Errno;
 use tracing::{info, warn};
 
-use crate::backend::error::StartError;
+use crate::backend::error::{StartError, StartResult};
 use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
 use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSocket};
@@ -34,7 +34,7 @@ pub(super) async fn inherit(
     address: SocketAddrV4,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
-) -> Result<Option<(Vec<TunnelSocket>, Vec<Tun>)>, StartError> {
+) -> StartResult<Option<(Vec<TunnelSocket>, Vec<Tun>)>> {
     let inherited = handover.take_inherited().map_err(StartError::Descriptors)?;
     let Some(descriptors) = inherited else {
         // An earlier attempt of this start may have had them.
@@ -84,7 +84,7 @@ pub(super) async fn open(
     owner: Owner,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
-) -> Result<Vec<Tun>, StartError> {
+) -> StartResult<Vec<Tun>> {
     let mut links = netlink::links().await?.into_iter();
     let Some(kept) = links.find(|link| owner_of(link) == Some(owner)) else {
         return Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?);
@@ -113,7 +113,7 @@ fn owner_of(link: &Link) -> Option<Owner> {
 
 /// Has the device outlive weftd, or not. Not before the start has succeeded: a device that outlives
 /// a failed one is in everybody's way.
-pub(super) async fn settle(tun: &Tun, owner: Owner, is_kept: bool) -> Result<(), StartError> {
+pub(super) async fn settle(tun: &Tun, owner: Owner, is_kept: bool) -> StartResult {
     let link = netlink::link_just_made(&tun.name).await?;
     let before = link.alias.unwrap_or_default();
     if Owner::of(&before) == Some(owner) {

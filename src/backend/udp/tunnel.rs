@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::backend::error::StartError;
+use crate::backend::error::StartResult;
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
@@ -74,7 +74,7 @@ impl Tunnel {
         reserved: TunnelReserved,
         routes: Published,
         taken: Arc<Taken>,
-    ) -> Result<Self, StartError> {
+    ) -> StartResult<Self> {
         let TunnelReserved { owner, queues, mtu_bytes, worker_count, offload, .. } = reserved;
         let subnet = setup.subnet;
         let host = HostFollower::new(setup.following(vec![owner.network], INTERFACE_PERIOD))?;
@@ -349,29 +349,23 @@ impl Tunnel {
 
     fn describe(&self, workers: &[Worker]) -> String {
         let on = |on| if on { "on" } else { "off" };
-        let socket = &self.seats[0].socket;
+        let (socket, offload) = (&self.seats[0].socket, &self.team.offload);
         // A host that is short of something may give it to some workers only.
         let mut engines: Vec<_> = workers.iter().map(|worker| worker.engine.as_str()).collect();
         engines.dedup();
+        let engines = engines.join(" and ");
+        let gso = match socket.segments_max {
+            0 | 1 => "off".to_owned(),
+            segments => format!("up to {segments}"),
+        };
+        let (tso, uso, gro) = (on(offload.tso), on(offload.uso), on(socket.gro));
+        let (name, external) = (self.device_name(), &self.host.external().name);
+        let (mtu_bytes, address, lanes) = (self.mtu_bytes, socket.address, self.team.lanes);
+        let (count, priority) = (workers.len(), workers.first().map_or_else(String::new, priority));
+        let sources = if self.has_sources { ", source ports" } else { "" };
         format!(
-            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {} \
-             ({}), lanes {}{}",
-            self.device_name(),
-            self.mtu_bytes,
-            self.host.external().name,
-            socket.address,
-            engines.join(" and "),
-            on(self.team.offload.tso),
-            on(self.team.offload.uso),
-            match socket.segments_max {
-                0 | 1 => "off".to_owned(),
-                segments => format!("up to {segments}"),
-            },
-            on(socket.gro),
-            workers.len(),
-            workers.first().map_or_else(String::new, priority),
-            self.team.lanes,
-            if self.has_sources { ", source ports" } else { "" },
+            "{name} mtu {mtu_bytes} over {external} at {address}: engine {engines}, tso {tso}, \
+             uso {uso}, gso {gso}, gro {gro}, workers {count} ({priority}), lanes {lanes}{sources}"
         )
     }
 
@@ -400,7 +394,7 @@ impl Tunnel {
         info!("made again: {}", self.report_up());
     }
 
-    async fn try_rebuild(&mut self, name: &str) -> Result<(), StartError> {
+    async fn try_rebuild(&mut self, name: &str) -> StartResult {
         // The device exists as long as a worker has a queue of it, and two workers on one socket
         // would reorder flows.
         end_all(&mut self.team.workers);

@@ -39,6 +39,7 @@ pub(crate) enum Attachment {
 
 /// Why a program is not in its place, for people.
 pub(crate) type AttachError = Box<dyn Error + Send + Sync>;
+pub(crate) type AttachResult<T = ()> = Result<T, AttachError>;
 
 /// How programs are attached.
 #[derive(Clone, Copy)]
@@ -53,25 +54,17 @@ pub(crate) struct Attacher<'a> {
 impl Attacher<'_> {
     /// Attaches a program to the device numbered `device`, in place of the one that an earlier
     /// weftd has left there.
-    pub(super) async fn attach(
-        self,
-        program: Program,
-        device: u32,
-    ) -> Result<Attachment, AttachError> {
+    pub(super) async fn attach(self, program: Program, device: u32) -> AttachResult<Attachment> {
         self.attach_at(program, place(program, device, self.owner)).await
     }
 
     /// Finds out whether programs can be attached to the device numbered `device`.
-    pub(crate) async fn probe(self, device: u32) -> Result<(), AttachError> {
+    pub(crate) async fn probe(self, device: u32) -> AttachResult {
         let place = FilterPlace { handle: PROBE, ..place(Program::Out, device, self.owner) };
         self.attach_at(Program::Out, place).await.map(drop)
     }
 
-    async fn attach_at(
-        self,
-        program: Program,
-        place: FilterPlace,
-    ) -> Result<Attachment, AttachError> {
+    async fn attach_at(self, program: Program, place: FilterPlace) -> AttachResult<Attachment> {
         if !self.is_kept
             && let Some(link) = self.fast_path.link(program, place.device)?
         {

@@ -14,7 +14,7 @@ use crate::host::netlink::devices::remove_link_now;
 use crate::host::netlink::{self, NetlinkError, devices};
 use crate::host::state::LinkId;
 
-use super::attachment::{AttachError, Attacher, Attachment};
+use super::attachment::{AttachResult, Attacher, Attachment};
 
 /// As many long packets tell what the interface delivers.
 const LONG_PACKETS_MIN: u64 = 256;
@@ -74,7 +74,7 @@ pub(super) struct Pair {
 impl Pair {
     /// Makes the pair that goes with the TUN device `tun`, or takes the one that an earlier weftd
     /// has left.
-    pub(super) async fn make(attacher: Attacher<'_>, tun: &str) -> Result<Self, AttachError> {
+    pub(super) async fn make(attacher: Attacher<'_>, tun: &str) -> AttachResult<Self> {
         let names = pair_names(tun);
         if find(tun).await?.is_none() {
             // Refused if a name is taken by somebody else's device.

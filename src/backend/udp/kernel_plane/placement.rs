@@ -11,7 +11,7 @@ use crate::failure::{LogOnce, with_causes};
 use crate::fast_path::Program;
 use crate::host::netlink::{self, NetlinkError};
 
-use super::attachment::{AttachError, Attacher, Attachment, Ground, clear_inward, place};
+use super::attachment::{AttachResult, Attacher, Attachment, Ground, clear_inward, place};
 use super::merging::{Delivery, Pair, clear_pair, find, pair_names};
 use super::obstacle::Obstacle;
 
@@ -61,11 +61,7 @@ impl Placement {
 
     /// Has the programs see packets of these devices, by what was published. They take none before
     /// that.
-    pub(super) async fn attach(
-        &mut self,
-        attacher: Attacher<'_>,
-        ground: &Ground,
-    ) -> Result<(), AttachError> {
+    pub(super) async fn attach(&mut self, attacher: Attacher<'_>, ground: &Ground) -> AttachResult {
         let devices = [ground.tun_device, ground.underlay_device];
         if self.is_evicted(ground)
             || self.attached.as_ref().is_some_and(|(attached, _)| *attached == devices)
