@@ -10,10 +10,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Time since the host started, suspension included (`CLOCK_BOOTTIME`).
 pub fn boot_time() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
     // The boot clock is never negative; a zero is harmless where a cast would wrap.
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
+    clock_gettime(ClockId::Boottime).try_into().unwrap_or_default()
 }
 
 /// Seconds since 1970, by the wall clock.

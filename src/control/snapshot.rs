@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use crate::control::lease::{Lease, parse_key};
-use crate::control::rejected::{RejectReason, Rejected};
+use crate::control::lease::{Lease, RejectReason, Rejected, parse_key};
 use crate::route::Prefix;
 
 /// Most leases accepted from a store: one for each /24 of a /8. What lies beyond is rejected, so

@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::control::error::StoreError;
-use crate::control::lease::Lifetime;
-use crate::control::rejected::RejectReason;
+use crate::control::lease::{Lifetime, RejectReason};
 use crate::route::Prefix;
 
 mod addresses;
