@@ -51,9 +51,16 @@ pub fn class() -> io::Result<Class> {
 }
 
 fn empty() -> libc::sched_attr {
-    // SAFETY: `sched_attr` is plain old data for which all zeroes is a valid value.
-    let zeroes: libc::sched_attr = unsafe { std::mem::zeroed() };
-    libc::sched_attr { size: size_of_val(&zeroes) as u32, ..zeroes }
+    libc::sched_attr {
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    }
 }
 
 #[cfg(test)]
