@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::control::clock::{format_go_duration, format_rfc3339};
+use crate::control::lease::RejectReason;
 use crate::control::snapshot::REJECTED_MAX;
 use crate::stats::DropReason;
 use crate::status::{
@@ -126,7 +127,8 @@ impl Faults {
         let held = status.peers_held;
         let text = format!(
             "the leases of {held} peers vanished from the store together, and packets still go \
-             there: if that was not meant, restore its data, else restart weftd or wait"
+             there: if that was not meant, restore its data (with --local-store, is this host's \
+             clock right?), else restart weftd or wait"
         );
         self.add(Cause::LeasesVanished, (held > 0).then_some(text));
         self.add(Cause::EntryUnused, unused(status));
@@ -159,9 +161,17 @@ fn unused(status: &Status) -> Option<String> {
         }
         others => format!(", and {others} more (`weft log`)"),
     };
+    let cure = match status.store.unused.contains_key(RejectReason::OutsideNetwork.name()) {
+        // Deleted, it would be lost to a node that runs, which ends then.
+        true => {
+            "where its node runs, one of the two goes by an older network configuration: restart \
+             weftd there; delete it only if no node has it"
+        }
+        false => "correct it, or delete it if no node has it",
+    };
     Some(format!(
         "an entry of the store is no usable lease, and nothing is sent to its node: \
-         {example}{others}; correct or delete it"
+         {example}{others}; {cure}"
     ))
 }
 

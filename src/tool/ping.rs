@@ -224,7 +224,7 @@ impl Report {
                 let unless = unless.map(|unless| format!(", {unless}")).unwrap_or_default();
                 format!(
                     "{own}; this host's routes and rules, as the kernel answers, let its pods' \
-                     packets pass there and back{unless}"
+                     packets pass there and back, but for rules by protocol or port{unless}"
                 )
             }
             PodsWays::EndsThere(parting) => ends("what this host's pods send there", parting),

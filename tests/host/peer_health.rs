@@ -198,6 +198,26 @@ fn host_gw_peers_are_what_they_are() {
     used.fault([(1, gone), (1, repair)], "unsendable", &["ok", "silent", "unsendable"]);
 }
 
+/// Of one host that sends none of its own, and one that takes no answers: pods' pass.
+#[test]
+fn own_rules_against_pings_alarm_nobody() {
+    let rule = |hook: &str| {
+        format!(
+            "nft 'table inet wall {{ chain a {{ type filter hook {hook} priority 0; ip protocol \
+             icmp drop; }}; }}'"
+        )
+    };
+    std::thread::scope(|scope| {
+        for (config, flags) in [(UDP, &["--fast-path=off"][..]), (VXLAN, &[]), (HOST_GW, &[])] {
+            scope.spawn(move || {
+                let used = Used::start(config, flags);
+                used.host(1).exec(&["sh", "-ec", &rule("input")]);
+                used.no_fault(0, &rule("output"), "nft delete table inet wall");
+            });
+        }
+    });
+}
+
 #[test]
 fn a_closed_port_is_refused() {
     let mut used = Used::start(UDP, &["--fast-path=off"]);

@@ -41,6 +41,10 @@ const ETH_P_IP: u16 = 0x0800;
 const ETH_P_ALL: u16 = 0x0003;
 
 const ACK: u8 = 0x10;
+const TCP_HEADER_BYTES: usize = 20;
+/// How the option begins as all systems write it: behind two fillers, before both times.
+const TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
+const ECHO_REPLY: u8 = 0;
 
 /// A TCP flow of a peer's pod: addresses and ports.
 type Flow = [u8; 12];
@@ -178,10 +182,14 @@ fn seen(
         Some((*host, Some(lease.interface)))
     };
     let (host, interface) = watched.iter().find_map(lease_of)?;
-    let mut evidence = vec![Evidence::Heard];
-    if packet[9] == protocol::TCP && has_advanced(packet, transport, flows) {
-        evidence.push(Evidence::Acknowledged);
-    }
+    let goes_on = match packet[9] {
+        protocol::TCP => has_advanced(packet, transport, flows),
+        // A pod answers what has arrived there.
+        protocol::ICMP => transport.first() == Some(&ECHO_REPLY),
+        _ => false,
+    };
+    let acknowledged = goes_on.then_some(Evidence::Acknowledged);
+    let evidence = std::iter::once(Evidence::Heard).chain(acknowledged).collect();
     Some(Seen { host, interface, evidence })
 }
 
@@ -202,9 +210,12 @@ fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
     }
 }
 
-/// Whether a TCP packet acknowledges more than an earlier one of its flow.
+/// Whether a TCP packet acknowledges more than an earlier one of its flow, or a later packet where
+/// it has timestamps (RFC 7323): who only receives acknowledges what has no bytes.
 fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>) -> bool {
-    let (Some(ports), Some(number)) = (transport.first_chunk::<4>(), chunk(transport, 8)) else {
+    let options = transport.get(TCP_HEADER_BYTES..).unwrap_or_default();
+    let at = if options.starts_with(&TIMESTAMPS) { TCP_HEADER_BYTES + 8 } else { 8 };
+    let (Some(ports), Some(number)) = (transport.first_chunk::<4>(), chunk(transport, at)) else {
         return false;
     };
     if transport.get(13).is_none_or(|flags| flags & ACK == 0) {
@@ -329,6 +340,27 @@ mod tests {
         assert_eq!(all(&[tcp(u32::MAX, ACK), tcp(3, ACK)]), [heard, heard, goes_on], "wrapped");
         assert_eq!(all(&[tcp(7, ACK), tcp(6, ACK)]), [heard, heard], "reordered");
         assert_eq!(all(&[tcp(0, 2), tcp(1, 2)]), [heard, heard], "nothing acknowledged");
+    }
+
+    /// Who only receives acknowledges no bytes, but is answered by its own times.
+    #[test]
+    fn timestamps_show_it_as_well() {
+        let [heard, goes_on] = [Evidence::Heard, Evidence::Acknowledged];
+        let timed = |echoed: u32| {
+            let mut packet = tcp(7, ACK);
+            packet.extend([&TIMESTAMPS[..], &[9; 4], &echoed.to_be_bytes()].concat());
+            packet
+        };
+        assert_eq!(all(&[timed(5), timed(5)]), [heard, heard], "sent again");
+        assert_eq!(all(&[timed(5), timed(6)]), [heard, heard, goes_on]);
+        assert_eq!(all(&[timed(5)[..46].to_vec()]), [heard], "cut");
+    }
+
+    #[test]
+    fn a_pods_answer_shows_that_what_it_answers_arrived() {
+        let icmp = |kind| all(&[packet([10, 5, 1, 7], protocol::ICMP, &[kind, 0, 0, 0])]);
+        assert_eq!(icmp(ECHO_REPLY), [Evidence::Heard, Evidence::Acknowledged]);
+        assert_eq!(icmp(8), [Evidence::Heard], "its pings are its own affair");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! tunnel and firewalls see nothing unusual, and receives the answers.
 
 use std::future::pending;
-use std::io;
+use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
@@ -163,6 +163,12 @@ async fn readable(socket: &Socket) {
 fn raw_socket(types: &[u8], buffer_bytes: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
     only_types(socket.as_fd(), types)?;
+    // What came before that is of any type.
+    for _ in 0..ANSWERS_MAX {
+        if (&socket).read(&mut [0]).is_err() {
+            break;
+        }
+    }
     tell_arrival(socket.as_fd())?;
     // Without CAP_NET_ADMIN no more than net.core.rmem_max.
     if set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_err() {

@@ -51,6 +51,8 @@ pub(in crate::backend) enum Evidence {
     Echoed(u16),
     /// It said that this one expired there.
     Expired(u16),
+    /// It answered this echo, and so far only the interface has seen that.
+    Overheard(u16),
     /// Its host answered, outside of the tunnel.
     HostAnswered,
     /// It asked us for an echo, and the kernel answered: no use of the peer.
@@ -73,6 +75,8 @@ pub(in crate::backend) enum Evidence {
     },
     /// They can't be sent.
     Unsendable(Obstacle),
+    /// A firewall of this host lets our echoes to it not out, which says nothing of the peer.
+    Unasked,
 }
 
 /// One lease of a peer.

@@ -126,20 +126,24 @@ impl Health {
         let unread = now.duration_since(std::mem::replace(&mut self.received, now));
         let Self { manner, machine, echoes: Some(echoes), capture, .. } = self else { return };
         let mut messages = echoes.receive();
+        let by_socket = messages.len();
         capture.receive(|packet, interface, host, evidence| {
             evidence.iter().for_each(|evidence| machine.note(host, *evidence, now));
             let message = echoes.read(packet);
             messages.extend(message.map(|message| (interface, Duration::ZERO, message)));
         });
-        for (interface, age, message) in messages {
+        for (number, (interface, age, message)) in messages.into_iter().enumerate() {
             let meaning = meaning(message, interface, machine, manner.port, own);
             let Some((host, evidence)) = meaning else { continue };
-            if let Answer::Reply(reply) = message
-                && reply.total_bytes != ECHO_BYTES
-            {
-                others(reply);
-            } else {
-                machine.note(host, evidence, now - age.min(unread));
+            let is_others =
+                matches!(message, Answer::Reply(reply) if reply.total_bytes != ECHO_BYTES);
+            match (message, evidence) {
+                (Answer::Reply(reply), _) if is_others => others(reply),
+                // The socket may get it yet, unless a rule of this host takes it away.
+                (_, Evidence::Echoed(sequence)) if number >= by_socket => {
+                    machine.note(host, Evidence::Overheard(sequence), now);
+                }
+                _ => machine.note(host, evidence, now - age.min(unread)),
             }
         }
     }
@@ -165,8 +169,8 @@ impl Health {
             }
         }
         echoes.send(&all, |echo, error| {
-            if let Some((host, obstacle)) = echo.of.zip(obstacle(error)) {
-                machine.note(host, Evidence::Unsendable(obstacle), now);
+            if let Some((host, evidence)) = echo.of.zip(refusal(error)) {
+                machine.note(host, evidence, now);
             }
         });
         capture.watch(machine.in_question(now), machine.external, now);
@@ -268,8 +272,9 @@ fn meaning(
     }
 }
 
-/// What a refused send says of this host's routes; of a firewall or a full buffer it says nothing.
-fn obstacle(error: io::Error) -> Option<Obstacle> {
+/// What a refused echo says of this host's routes, or of its firewall, which need not be meant for
+/// what carries packets. Of a full buffer nothing follows.
+fn refusal(error: io::Error) -> Option<Evidence> {
     let of_routes = [
         Errno::INVAL,
         Errno::ACCESS,
@@ -278,8 +283,12 @@ fn obstacle(error: io::Error) -> Option<Obstacle> {
         Errno::NETDOWN,
         Errno::NODEV,
     ];
-    let errno = Errno::from_io_error(&error).filter(|errno| of_routes.contains(errno))?;
-    Some(Obstacle::Errno(errno.raw_os_error()))
+    let errno = Errno::from_io_error(&error)?;
+    if errno == Errno::PERM {
+        return Some(Evidence::Unasked);
+    }
+    let obstacle = Obstacle::Errno(errno.raw_os_error());
+    of_routes.contains(&errno).then_some(Evidence::Unsendable(obstacle))
 }
 
 #[cfg(test)]

@@ -111,6 +111,7 @@ pub(super) struct Peer {
     pub(super) noted: Noted,
     refused: Option<(Instant, Ipv4Addr, u8)>,
     unsendable: Option<(Instant, Obstacle)>,
+    unasked: Option<Instant>,
     /// Echoes since one was answered, and when the first of these was sent.
     pub(super) unanswered: u32,
     unanswered_since: Option<Instant>,
@@ -351,6 +352,13 @@ impl Peer {
                     self.asked &= u64::MAX >> (63 - age);
                 }
             }
+            // Those before went the same way, unseen, if a rule of this host takes them away.
+            Evidence::Overheard(sequence) => {
+                if let Some(age) = self.answered(sequence, self.answers, now) {
+                    self.asked &= u64::MAX >> (63 - age);
+                    self.is_back = false;
+                }
+            }
             Evidence::HostAnswered => self.noted.host_answered = Some(now),
             Evidence::Asked => self.noted.asked_us = Some(now),
             Evidence::Heard => self.noted.heard = Some(now),
@@ -361,6 +369,7 @@ impl Peer {
             }
             Evidence::Refused { by, code } => self.refused = Some((now, by, code)),
             Evidence::Unsendable(obstacle) => self.unsendable = Some((now, obstacle)),
+            Evidence::Unasked => self.unasked = Some(now),
         }
     }
 
@@ -393,7 +402,8 @@ impl Peer {
             PeerState::Idle
         } else if self.is_gone(now) {
             let wrong = self.what_is_wrong(now);
-            let is_certain = matches!(wrong, PeerState::Unsendable(_) | PeerState::Deaf);
+            let is_certain =
+                matches!(wrong, PeerState::Unsendable(_) | PeerState::Deaf | PeerState::Unasked);
             if is_certain || !self.is_new(now) { wrong } else { PeerState::InGrace }
         } else if self.answers == 0 {
             // Not known yet.
@@ -427,6 +437,8 @@ impl Peer {
             PeerState::Refused { by, code }
         } else if stands_late(noted.acknowledged) {
             PeerState::Deaf
+        } else if self.unasked.is_some_and(stands) {
+            PeerState::Unasked
         } else if let Some((source, true)) = foreign {
             PeerState::OneWay(Way::Foreign(source))
         } else if stands_late(noted.heard) {

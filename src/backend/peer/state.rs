@@ -16,6 +16,8 @@ pub enum PeerState {
     Ok,
     /// It answers other probes than echoes, or its connections go on.
     Deaf,
+    /// A firewall of this host lets no echo to it out, so nothing is known.
+    Unasked,
     /// So many of a hundred echoes are lost.
     Lossy(u8),
     /// One way works, and this one doesn't.
@@ -64,7 +66,7 @@ impl PeerState {
         match self {
             Self::Idle => status::PeerState::Idle,
             Self::Ok => status::PeerState::Ok,
-            Self::Deaf => status::PeerState::Deaf,
+            Self::Deaf | Self::Unasked => status::PeerState::Deaf,
             Self::Lossy(_) => status::PeerState::Lossy,
             Self::OneWay(_) => status::PeerState::OneWay,
             Self::InGrace => status::PeerState::InGrace,

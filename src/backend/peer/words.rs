@@ -7,10 +7,15 @@ use rustix::io::Errno;
 
 use super::state::{Obstacle, PeerState, Way};
 
-const DEAF: &str = "it answers no pings, which is no fault: its host's ICMP errors, or connections \
-                    that go on, show that packets arrive there. If its pods do not answer, what \
-                    they send goes another way (`ip rule` there), or with the fast path its \
-                    daemon hangs: `weft ping POD` tells";
+const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors of its host, \
+                    connections that go on, or answers that a rule of this host drops show that \
+                    packets arrive there. If its pods do not answer, what they send goes another \
+                    way (`ip rule` there), or with the fast path its daemon hangs: `weft ping POD` \
+                    tells";
+
+const UNASKED: &str = "this host's firewall lets no ping to it out (EPERM), so whether packets \
+                       arrive there is not known: let ICMP echo requests pass in OUTPUT, to its \
+                       host and into the tunnel. Whether its pods answer, pods tell";
 
 impl PeerState {
     /// What is known of the peer at `host`, why, and what to do; nothing if all is well. `port` is
@@ -78,6 +83,7 @@ impl PeerState {
                  drops pings, or lets in so many a second"
             ),
             Self::Deaf => DEAF.to_owned(),
+            Self::Unasked => UNASKED.to_owned(),
             Self::Idle | Self::Ok => return None,
         })
     }

@@ -161,11 +161,12 @@ fn unsendable(legs: &[Echoes], kind: Option<BackendKind>) -> String {
     let text = match *is_by_output && !is_tunnel {
         true => format!(
             "this host's own packets to {address} can't be sent: {why}; what its pods send passes \
-             FORWARD in place of OUTPUT, and may go"
+             FORWARD in place of OUTPUT, and may go unless an IPsec policy is for that too (`ip \
+             xfrm policy`, `nft list ruleset`, `iptables-save`)"
         ),
         false => format!("this host can't send to {address}: {why}"),
     };
-    text + ". `ip route get` and `weft check` here show more"
+    text + ". `ip route get` and `weft check` here may show more"
 }
 
 pub(super) fn loses_most(echoes: &Echoes) -> bool {

@@ -58,6 +58,9 @@ struct World {
     acknowledges: bool,
     refuses: Option<u8>,
     obstacle: Option<Obstacle>,
+    /// Whether rules of this host let no echo out, or no answer in.
+    forbids: bool,
+    takes_answers_away: bool,
     delay_ms: u64,
     /// Answers under way.
     coming: Vec<(u64, Evidence)>,
@@ -90,6 +93,8 @@ impl World {
             acknowledges: false,
             refuses: None,
             obstacle: None,
+            forbids: false,
+            takes_answers_away: false,
             delay_ms: 3,
             coming: Vec::new(),
             asks: 0,
@@ -189,11 +194,21 @@ impl World {
         self.asks += 1;
         self.sent += 1 + u64::from(ask.beyond.is_some());
         self.used_ms = Some(self.at_ms);
+        if self.forbids {
+            self.tell(Evidence::Unasked);
+            return;
+        }
         let comes = self.at_ms + self.delay_ms;
         let both =
             |world: &mut Self| world.passes(world.lost_there) && world.passes(world.lost_back);
         if both(self) && self.answers_echoes {
-            self.coming.push((comes, Evidence::Echoed(ask.sequence)));
+            let is_in_question = self.machine.in_question(self.now()).next().is_some();
+            let evidence = match self.takes_answers_away {
+                false => Some(Evidence::Echoed(ask.sequence)),
+                // Seen by the capture alone.
+                true => is_in_question.then_some(Evidence::Overheard(ask.sequence)),
+            };
+            self.coming.extend(evidence.map(|evidence| (comes, evidence)));
         }
         if ask.beyond.is_some() {
             assert_eq!(ask.beyond, Some(BEYOND));
@@ -562,6 +577,26 @@ fn one_that_answers_nothing_while_its_connections_go_on_is_deaf() {
         // They stall.
         (world.lost_there, world.acknowledges) = (100, false);
         world.becomes("one-way", 15_000);
+    }
+}
+
+/// Of a peer that is heard, or not: nothing is known, and packets may well arrive there.
+#[test]
+fn own_rules_against_pings_are_no_fault_of_the_peer() {
+    for plane in PLANES {
+        for hears in [0, 3] {
+            let mut world = World::used(plane);
+            (world.forbids, world.hears) = (true, hears);
+            world.becomes("deaf", KNOWN);
+            assert_eq!(world.state(), PeerState::Unasked);
+            world.stays(&["deaf"], 60_000);
+            world.forbids = false;
+            world.becomes("ok", WELL + 1000);
+
+            (world.takes_answers_away, world.says_expired) = (true, false);
+            world.becomes("deaf", 3 * KNOWN);
+            world.stays(&["ok", "deaf"], 60_000);
+        }
     }
 }
 

@@ -90,8 +90,18 @@ pub(super) fn others(facts: &Facts) -> Checked {
     }
     let answers = facts.status().is_some();
     let what = if answers { "also uses" } else { "uses" };
-    let cure = "Stop it, or give each daemon a --subnet-file of its own; if it is the one to be \
-                checked, name its socket with --socket.";
+    let cure = match answers || named.len() < 2 {
+        true => {
+            "Stop it, or give each daemon a --subnet-file of its own; if it is the one to be \
+             checked, name its socket with --socket."
+        }
+        // The younger one may hang before it serves.
+        false => {
+            "Was one started with --take-over? It takes over from the other, which carries packets \
+             until then: see its log, and end it alone if it hangs; the other one goes on. Else \
+             give each daemon a --subnet-file of its own, or name its socket with --socket."
+        }
+    };
     let evidence = format!("{} {what} {}", named.join(", "), facts.asked.subnet_file.display());
     // It may be the very one to be checked, with another socket.
     match answers || facts.others.iter().any(|it| it.name != "weftd") {
@@ -133,8 +143,17 @@ pub(super) fn tunnel_port(facts: &Facts) -> Checked {
         Some((pid, name)) => format!("{name} (pid {pid})"),
         None => "the kernel, or a program that this user may not look at".to_owned(),
     };
+    let evidence = format!("UDP port {port} on {} is taken by {by}", taken.address);
+    // It may be the one to be checked, and carry packets.
+    if taken.holders.iter().any(|(_, name)| name == "weftd") {
+        return warning(
+            evidence,
+            "If it is to run here, name its socket with --socket; see \
+                                  other-daemon.",
+        );
+    }
     failed(
-        format!("UDP port {port} on {} is taken by {by}", taken.address),
+        evidence,
         "Stop that program, or choose another Backend.Port for all nodes (then give --port here).",
     )
 }

@@ -29,6 +29,10 @@ use crate::status::{
 
 const DAEMON: u32 = 100;
 
+fn other_weftd(facts: &Facts, pid: u32) -> OtherDaemon {
+    OtherDaemon { pid, name: "weftd".to_owned(), subnet_file: facts.asked.subnet_file.clone() }
+}
+
 fn status(kind: BackendKind) -> Status {
     let (device, tunnel, mtu_bytes) = match kind {
         BackendKind::Udp => {
@@ -319,6 +323,18 @@ const OF_THE_DAEMON: &[Wrong] = &[
     }),
     ("tunnel-port", Judged::Failed, "8285 on 0.0.0.0 is taken by program (pid 7)", |it| {
         it.udp_sockets.as_mut().unwrap().push(socket([0, 0, 0, 0], 7));
+    }),
+    // One that hangs while it takes over, and the one that carries packets until then.
+    ("tunnel-port", Judged::Warning, "8285 on 0.0.0.0 is taken by weftd (pid 7)", |it| {
+        it.daemon.state = DaemonState::Absent;
+        let mut carrying = socket([0, 0, 0, 0], 7);
+        carrying.holders = vec![(7, "weftd".to_owned())];
+        it.udp_sockets.as_mut().unwrap().push(carrying);
+        it.others = [7, 9].map(|pid| other_weftd(it, pid)).to_vec();
+    }),
+    ("other-daemon", Judged::Warning, "weftd (pid 7), weftd (pid 9) uses", |it| {
+        it.daemon.state = DaemonState::Absent;
+        it.others = [7, 9].map(|pid| other_weftd(it, pid)).to_vec();
     }),
     ("subnet-file", Judged::Failed, "weftd 10.5.1.0/24 of 10.5.0.0/16", |it| {
         it.subnet_file.says.subnet = None;
