@@ -139,8 +139,8 @@ pub fn fetch_unix(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
 async fn fetch(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
     let stream = UnixStream::connect(path).await.with_context(|| {
         format!(
-            "cannot connect to {}: weftd is not running, uses another --status-socket, or runs as \
-             another user",
+            "cannot connect to {}: weftd is not running, uses another --status-socket, runs as \
+             another user, or is being taken over by one that hangs: `weft check` tells",
             path.display()
         )
     })?;
