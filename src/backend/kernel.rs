@@ -68,7 +68,10 @@ impl Means {
     }
 
     fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
-        if let Self::Vxlan(device) = self { device.mtu_bytes(external) } else { external.mtu_bytes }
+        match self {
+            Self::Vxlan(device) => device.mtu_bytes(external),
+            Self::HostGw | Self::Alloc => external.mtu_bytes,
+        }
     }
 
     /// The backend in one line, for the log and the status.
@@ -123,7 +126,10 @@ impl KernelBackend {
         };
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
-        let port = if let Means::Vxlan(device) = &backend.means { device.port() } else { None };
+        let port = match &backend.means {
+            Means::Vxlan(device) => device.port(),
+            Means::HostGw | Means::Alloc => None,
+        };
         if !matches!(backend.means, Means::Alloc) {
             let health = KernelHealth::open(port);
             backend.reporter.reachability = health.health.view();
