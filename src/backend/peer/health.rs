@@ -125,13 +125,16 @@ impl Health {
         // An age beyond this is none: the clock was set.
         let unread = now.duration_since(std::mem::replace(&mut self.received, now));
         let Self { manner, machine, echoes: Some(echoes), capture, .. } = self else { return };
-        let mut messages = echoes.receive();
-        let by_socket = messages.len();
+        let mut captured = Vec::new();
+        // Before the socket, which has by then what was captured, unless a rule takes it away.
         capture.receive(|packet, interface, host, evidence| {
             evidence.iter().for_each(|evidence| machine.note(host, *evidence, now));
             let message = echoes.read(packet);
-            messages.extend(message.map(|message| (interface, Duration::ZERO, message)));
+            captured.extend(message.map(|message| (interface, Duration::ZERO, message)));
         });
+        let mut messages = echoes.receive();
+        let by_socket = messages.len();
+        messages.append(&mut captured);
         for (number, (interface, age, message)) in messages.into_iter().enumerate() {
             let meaning = meaning(message, interface, machine, manner.port, own);
             let Some((host, evidence)) = meaning else { continue };
@@ -139,7 +142,6 @@ impl Health {
                 matches!(message, Answer::Reply(reply) if reply.total_bytes != ECHO_BYTES);
             match (message, evidence) {
                 (Answer::Reply(reply), _) if is_others => others(reply),
-                // The socket may get it yet, unless a rule of this host takes it away.
                 (_, Evidence::Echoed(sequence)) if number >= by_socket => {
                     machine.note(host, Evidence::Overheard(sequence), now);
                 }
