@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::config::network::NetworkConfig;
-use crate::control::lease::{Lease, Lifetime, Peers, Rejected};
+use crate::control::lease::{Lease, Lifetime, Peers};
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::ENTRIES_MAX;
 use crate::control::{clock, peers};
 use crate::failure::with_causes;

@@ -1,5 +1,5 @@
-//! The lease of a node: its key and its JSON value, byte-compatible with flannel's etcd schema; and
-//! entries of a store that are not used, with the reason. Pure: bytes in, types out.
+//! The lease of a node: its key and its JSON value, byte-compatible with
+//! flannel's etcd schema. Pure: bytes in, types out.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::control::clock;
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::Prefix;
-use crate::words::words;
 
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
 /// 400 bytes.
@@ -103,44 +103,6 @@ impl RawJson {
     pub fn from_text(text: String) -> serde_json::Result<Self> {
         RawValue::from_string(text).map(Self)
     }
-}
-
-words! {
-    /// Why an entry of the store is not used, as metrics name it.
-    #[derive(Hash)]
-    RejectReason {
-        /// The key is no subnet such as `10.5.34.0-24`.
-        BadKey = "bad_key",
-        /// The value is not the JSON of a lease.
-        BadValue = "bad_value",
-        /// The value is larger than any lease.
-        TooLarge = "too_large",
-        /// The subnet lies outside the cluster's network.
-        OutsideNetwork = "outside_network",
-        /// The subnet overlaps this node's.
-        OverlapsOwn = "overlaps_own",
-        /// The subnet overlaps one that was leased earlier.
-        OverlapsOther = "overlaps_other",
-        /// No node can be reached under the public address.
-        BadAddress = "bad_address",
-        /// The public address is this node's.
-        OwnAddress = "own_address",
-        /// The store holds more entries than weft accepts.
-        TooMany = "too_many",
-    }
-}
-
-/// An entry that is no usable lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rejected {
-    /// The key below `subnets/`, cut to a printable length.
-    pub key: String,
-    /// The class, for counters.
-    pub reason: RejectReason,
-    /// The explanation, for the log.
-    pub detail: String,
-    /// The entry's version.
-    pub revision: i64,
 }
 
 /// Why bytes are no lease value.
@@ -301,7 +263,10 @@ impl Lifetime {
 
     /// Of an entry of the local store, which says when it ends.
     pub(crate) fn until(expires_unix: Option<u64>) -> Self {
-        expires_unix.map_or(Self::Reservation, |_| Self::Leased { id: 0, expires_unix })
+        match expires_unix {
+            None => Self::Reservation,
+            Some(_) => Self::Leased { id: 0, expires_unix },
+        }
     }
 }
 

@@ -22,11 +22,12 @@ use tracing::Level;
 use crate::control::backoff::{BACKOFF, Backoff, jittered};
 use crate::control::cache::Known;
 use crate::control::error::StoreResult;
-use crate::control::lease::{Lease, LeaseAttributes, Peers, Rejected};
+use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::control::machine::stale::{Released, Stale};
 pub(super) use crate::control::machine::state::Write;
 use crate::control::machine::state::{Asked, Follow, Outage, OwnEntry, REWRITE_PAUSE, Twin};
 use crate::control::peers;
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, REJECTED_MAX, Snapshot};
 use crate::control::timing::Timing;
 

@@ -22,6 +22,7 @@ mod machine;
 pub mod manager;
 pub mod own_thread;
 pub mod peers;
+pub mod rejected;
 pub mod run;
 pub mod snapshot;
 pub mod status;

@@ -2,7 +2,8 @@
 //! always give the same peers, whatever the order in which they came.
 
 use crate::config::options::is_host_address;
-use crate::control::lease::{Lease, Peers, RejectReason, Rejected};
+use crate::control::lease::{Lease, Peers};
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::route::Prefix;
 
 /// The usable leases in `network` of other nodes than the one of `own`, and what is wrong with the

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::control::lease::{Lease, RejectReason, Rejected, parse_key};
+use crate::control::lease::{Lease, parse_key};
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::route::Prefix;
 
 /// Most leases accepted from a store: one for each /24 of a /8. What lies beyond is rejected, so

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tracing::{info, warn};
 
 use crate::control::clock::unix_seconds;
-use crate::control::lease::{RejectReason, Rejected};
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::ENTRIES_MAX;
 use crate::failure::lock;
 use crate::status::{Cache, Hindrance, Store};

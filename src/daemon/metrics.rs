@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
-use crate::control::lease::RejectReason;
+use crate::control::rejected::RejectReason;
 use crate::stats::DropReason;
 use crate::status::{Backend, Direction, FastPath, Kept, Peer, Status, Store, Worker};
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::control::clock::{format_go_duration, format_rfc3339};
-use crate::control::lease::RejectReason;
+use crate::control::rejected::RejectReason;
 use crate::control::snapshot::REJECTED_MAX;
 use crate::stats::DropReason;
 use crate::status::{

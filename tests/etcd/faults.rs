@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use weft::control::lease::{Peers, RejectReason};
+use weft::control::lease::Peers;
+use weft::control::rejected::RejectReason;
 use weft::control::store::etcd::EtcdStore;
 use weft::control::store::{Leased, Store};
 use weft::control::timing::Timing;

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use weft::config::network::NetworkConfig;
-use weft::control::lease::RejectReason;
+use weft::control::rejected::RejectReason;
 use weft::control::run::Held;
 use weft::control::timing::Timing;
 

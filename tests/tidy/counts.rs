@@ -10,11 +10,11 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 505, 4318),
-    ("backend", 5829, 58360),
+    ("backend", 5832, 58409),
     ("bin", 15, 144),
     ("config", 1649, 16466),
     ("daemon", 3515, 36075),
-    ("control", 5356, 53661),
+    ("control", 5395, 53953),
     ("device", 482, 5189),
     ("engine", 1846, 17245),
     ("fast_path", 571, 5164),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 249, 2205),
     ("status", 547, 3820),
     ("sys", 1131, 12036),
-    ("tool", 5082, 54410),
+    ("tool", 5083, 54419),
 ];
 
 /// Lines and tokens.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use weft::control::lease::RejectReason;
+use weft::control::rejected::RejectReason;
 use weft::stats::DropReason;
 
 /// Longer than this, nobody reads it to the end.

@@ -7,7 +7,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "control",
         &[
-            &["backoff", "changes", "clock", "own_thread"],
+            &["backoff", "changes", "clock", "own_thread", "rejected"],
             &["lease"],
             &["error", "choose", "peers"],
             &["identity", "snapshot"],
@@ -17,7 +17,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["machine/follow", "machine/own", "machine/twin"],
             &["store/etcd_tls", "store/kube_connection", "store/kube_node", "store/local_files"],
             &["store/etcd_connection", "store/kube_own", "store/local_claim"],
-            &["store/etcd_watch", "store/kube", "store/local"],
+            &["store/etcd_lease", "store/etcd_watch", "store/kube", "store/local"],
             &["store/etcd_claim", "store/kube_watch"],
             &["store/etcd"],
             &["store"],
@@ -66,7 +66,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["status"],
             &["extension/command", "vxlan/data", "vxlan/device"],
             &["udp/owner"],
-            &["udp/kernel_plane/attachment"],
+            &["udp/kernel_plane/attachment", "udp/kernel_plane/hops"],
             &["udp/kernel_plane/entries", "udp/kernel_plane/obstacle"],
             &["error", "udp/pacing", "udp/paths", "udp/source_ports", "udp/unresolved"],
             &["udp/kernel_plane/merging"],

@@ -4,6 +4,7 @@
 
 pub(in crate::backend) mod attachment;
 mod entries;
+mod hops;
 mod merging;
 pub(super) mod obstacle;
 mod placement;
@@ -36,7 +37,8 @@ use super::peers::announcement;
 use super::prober::Unmeasured;
 
 use self::attachment::Attacher;
-use self::entries::{Entries, Hops, find_hops};
+use self::entries::Entries;
+use self::hops::Hops;
 use self::obstacle::{Obstacle, off};
 use self::placement::Placement;
 
@@ -255,7 +257,7 @@ impl KernelPlane {
         if table.peers().len() > PEERS_MAX as usize {
             return Err(Obstacle::Peers);
         }
-        find_hops(&mut self.hops, &table, ground.underlay).await?;
+        hops::find(&mut self.hops, &table, ground.underlay).await?;
         let neighbours = neighbours::hardware_addresses(ground.underlay_device).await?;
         let masks: BTreeSet<_> = table.peers().iter().map(|peer| peer.subnet.mask()).collect();
         if masks.len() > LENGTHS_MAX {

@@ -8,7 +8,8 @@ use super::{Command, Machine, stale};
 use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::clock::format_go_duration;
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::lease::{Lease, Rejected, parse_key};
+use crate::control::lease::{Lease, parse_key};
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Snapshot};
 use crate::failure::with_causes;
 

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::control::error::StoreError;
-use crate::control::lease::{Lifetime, RejectReason};
+use crate::control::lease::Lifetime;
+use crate::control::rejected::RejectReason;
 use crate::route::Prefix;
 
 mod addresses;

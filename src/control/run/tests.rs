@@ -9,7 +9,8 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::control::choose::tests::config;
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime, RejectReason};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::rejected::RejectReason;
 use crate::control::store::Leased;
 use crate::control::store::local::LocalStore;
 use crate::control::store::memory::MemoryStore;

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::etcd_claim::Claims;
-use super::etcd_connection::{Connection, EtcdLease, SPACE_ADVICE};
+use super::etcd_connection::{Connection, SPACE_ADVICE};
+use super::etcd_lease::EtcdLease;
 use super::etcd_watch::{EtcdWatch, decode};
 use crate::config::options::EtcdOptions;
 use crate::control::clock;
@@ -66,8 +67,10 @@ impl EtcdStore {
 
     pub(super) async fn config(&self) -> StoreResult<Vec<u8>> {
         let key = self.connection.path("config");
-        let found = self.connection.get("reading the network configuration", &key).await?;
-        found.map(|found| found.value().to_vec()).ok_or(StoreError::NoConfig(key))
+        match self.connection.get("reading the network configuration", &key).await? {
+            None => Err(StoreError::NoConfig(key)),
+            Some(found) => Ok(found.value().to_vec()),
+        }
     }
 
     pub(super) async fn list(&self) -> StoreResult<Snapshot> {

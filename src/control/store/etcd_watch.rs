@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep_until};
 use super::calls::moved;
 use super::etcd_connection::{Connection, classify, told, wants_connection};
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::lease::{Lease, Lifetime, Rejected};
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::Change;
 
 /// How often the server is asked for progress, to see that the watch still works.

@@ -12,7 +12,8 @@ use serde_json::value::RawValue;
 
 use crate::config::options::is_host_address;
 use crate::control::clock;
-use crate::control::lease::{Lease, LeaseAttributes, RawJson, RejectReason, Rejected};
+use crate::control::lease::{Lease, LeaseAttributes, RawJson};
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::Prefix;
 

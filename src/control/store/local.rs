@@ -73,11 +73,11 @@ impl LocalStore {
 
     pub(super) async fn config(&self) -> StoreResult<Vec<u8>> {
         self.prepare(ANSWER_MAX).await?;
-        self.files.within(ANSWER_MAX, Files::read_config).await
+        self.files.apart(Files::read_config).await
     }
 
     pub(super) async fn list(&self) -> StoreResult<Snapshot> {
-        self.files.within(ANSWER_MAX, Files::list).await
+        self.files.apart(Files::list).await
     }
 
     pub(super) async fn write(
@@ -100,7 +100,7 @@ impl LocalStore {
             let lifetime = Lifetime::until(expires_unix);
             Ok(Granted { lease: Lease { revision, lifetime, ..lease }, expires })
         };
-        self.files.within(ANSWER_MAX, write).await
+        self.files.apart(write).await
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> StoreResult<()> {
@@ -110,7 +110,7 @@ impl LocalStore {
             locked.expect_unchanged(&held)?;
             locked.remove(&held.key)
         };
-        self.files.within(ANSWER_MAX, delete).await
+        self.files.apart(delete).await
     }
 
     pub(super) async fn watch(&self) -> StoreResult<LocalWatch> {
@@ -118,7 +118,7 @@ impl LocalStore {
             let path = files.subnets_path();
             Ok(path.metadata().map_err(|source| failed("watch", &path, source)).map(drop)?)
         };
-        self.files.within(ANSWER_MAX, look).await?;
+        self.files.apart(look).await?;
         Ok(LocalWatch { files: self.files.clone(), due: Instant::now(), last: None })
     }
 }
@@ -128,7 +128,7 @@ impl LocalWatch {
         loop {
             sleep_until(self.due).await;
             let writes = self.files.writes();
-            let mut snapshot = self.files.within(ANSWER_MAX, Files::list).await?;
+            let mut snapshot = self.files.apart(Files::list).await?;
             if self.files.writes() != writes {
                 // Our own last write was answered meanwhile: what was read before it would look as
                 // if somebody had replaced it.

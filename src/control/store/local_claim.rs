@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::local_files::{ANSWER_MAX, Files};
+use super::local_files::Files;
 use crate::config::lock_file::{self, LockFile};
 use crate::config::whole_file::{self, failed};
 use crate::control::error::{StoreError, StoreResult};
@@ -67,7 +67,7 @@ impl FileClaims {
             locks.push((public_ip, file));
             Ok(())
         };
-        self.files.within(ANSWER_MAX, claim).await
+        self.files.apart(claim).await
     }
 
     /// Gives up what is claimed. A thread that is still claiming does it for nobody.
@@ -84,7 +84,7 @@ impl FileClaims {
             let path = files.claims_path().join(public_ip.to_string());
             Ok(is_held(&path)? == Some(false) && named_in(&path) == node)
         };
-        self.files.within(ANSWER_MAX, is_ours).await
+        self.files.apart(is_ours).await
     }
 
     /// Who claims `public_ip` now, in words.
@@ -94,7 +94,7 @@ impl FileClaims {
             let is_held = is_held(&path)? == Some(true);
             Ok(is_held.then(|| named_in(&path).describe(false)))
         };
-        self.files.within(ANSWER_MAX, holder).await
+        self.files.apart(holder).await
     }
 }
 

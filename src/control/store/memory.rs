@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::{NodeIdentity, Phase};
-use crate::control::lease::{Lease, Lifetime, Rejected};
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Granted, Snapshot};
 
 /// The store; clones share it.

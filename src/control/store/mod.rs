@@ -8,6 +8,7 @@ mod calls;
 pub mod etcd;
 mod etcd_claim;
 mod etcd_connection;
+mod etcd_lease;
 mod etcd_tls;
 mod etcd_watch;
 pub mod kube;
@@ -28,6 +29,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, try_unfold};
 
+use self::calls::Calls;
 use self::etcd::EtcdStore;
 use self::kube::KubeStore;
 use self::kube_watch::KubeWatch;
@@ -81,7 +83,10 @@ macro_rules! on_each {
 impl Store {
     /// The store in which nodes lease their subnets, if it is one.
     pub fn leased(&self) -> Option<&Leased> {
-        if let Self::Leased(store) = self { Some(store) } else { None }
+        match self {
+            Self::Leased(store) => Some(store),
+            Self::Assigned(_) => None,
+        }
     }
 
     /// etcd, if it is that.
@@ -89,14 +94,18 @@ impl Store {
         if let Self::Leased(Leased::Etcd(store)) = self { Some(store) } else { None }
     }
 
+    /// The calls of a store that is no directory of files.
+    pub(super) fn calls(&self) -> Option<&Calls> {
+        match self {
+            Self::Leased(Leased::Etcd(store)) => Some(&store.connection.calls),
+            Self::Leased(_) => None,
+            Self::Assigned(store) => Some(&store.connection.calls),
+        }
+    }
+
     /// This host has another address: its connections are made anew.
     pub fn moved(&self) {
-        match self {
-            Self::Leased(Leased::Etcd(store)) => store.connection.calls.moved(),
-            Self::Assigned(store) => store.connection.calls.moved(),
-            // A directory of files has none.
-            Self::Leased(_) => {}
-        }
+        self.calls().into_iter().for_each(Calls::moved);
     }
 
     /// The network configuration as written by the operator.

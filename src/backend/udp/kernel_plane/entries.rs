@@ -1,20 +1,16 @@
-//! The peers that the kernel's programs know: how the kernel reaches each, which counts are whose,
-//! what differs from the table.
+//! The peers that the kernel's programs know: which counts are whose, what differs from the table.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use crate::backend::status::Taken;
 use crate::fast_path::{Maps, PeerEntry, Settings};
-use crate::host::netlink::{self, NetlinkError, request_all};
-use crate::host::state::{MacAddress, PathToHost};
+use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Table};
 
-/// By which device and neighbour each address is reached; `None` for not at all, or in a way that
-/// only the IP stack knows.
-pub(super) type Hops = BTreeMap<Ipv4Addr, Option<(u32, Ipv4Addr)>>;
+use super::hops::Hops;
 
 /// What the maps hold.
 #[derive(Debug)]
@@ -85,31 +81,4 @@ impl Entries {
             is_received_from: is_reached && number.is_some() && !is_ours,
         }
     }
-}
-
-/// Asks the kernel how it sends datagrams to those peers of whom `hops` does not tell, and forgets
-/// those that are no peers.
-pub(super) async fn find_hops(
-    hops: &mut Hops,
-    table: &Table,
-    from: SocketAddrV4,
-) -> netlink::Result {
-    let peers = table.peers().iter();
-    let mut wanted: BTreeMap<_, _> = peers.map(|peer| (*peer.address.ip(), peer.address)).collect();
-    hops.retain(|address, _| wanted.contains_key(address));
-    wanted.retain(|address, _| !hops.contains_key(address));
-    let ask = async |(address, peer)| (address, netlink::path_of_datagram(from, peer).await);
-    for (address, path) in request_all(wanted, ask).await {
-        let hop = match path {
-            Ok(PathToHost { is_plain: true, interface_index, gateway, .. }) => match gateway {
-                None => Some((interface_index, address)),
-                Some(IpAddr::V4(gateway)) => Some((interface_index, gateway)),
-                Some(IpAddr::V6(_)) => None,
-            },
-            Ok(_) | Err(NetlinkError::Refused(..) | NetlinkError::Incomplete(..)) => None,
-            Err(error) => return Err(error),
-        };
-        hops.insert(address, hop);
-    }
-    Ok(())
 }

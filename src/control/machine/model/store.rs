@@ -9,7 +9,8 @@ use std::time::Duration;
 use super::TTL;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime, RejectReason, Rejected};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 

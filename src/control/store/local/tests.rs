@@ -11,7 +11,8 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::control::error::StoreError;
-use crate::control::lease::{LeaseAttributes, RejectReason};
+use crate::control::lease::LeaseAttributes;
+use crate::control::rejected::RejectReason;
 use crate::route::Prefix;
 
 const TTL: Duration = Duration::from_secs(3600);
