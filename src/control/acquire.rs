@@ -135,7 +135,6 @@ impl Search<'_> {
                  network config, ignoring"
             );
         }
-        self.tell_of_abandoned(snapshot);
         let mut lost = None;
         for _ in 0..TRIES_PER_LISTING {
             let free = free_subnets(config, taken.clone(), self.candidates);
@@ -146,7 +145,11 @@ impl Search<'_> {
             }
             match self.create(picked).await {
                 Err(StoreError::Conflict(key)) => lost = Some(key),
-                created => return Ok(Some(created?)),
+                created => {
+                    let created = created?;
+                    self.tell_of_abandoned(snapshot);
+                    return Ok(Some(created));
+                }
             }
             taken.push(picked);
             let more = self.candidates.saturating_mul(CANDIDATES_GROWTH);
@@ -165,10 +168,7 @@ impl Search<'_> {
         let Some(previous) = self.previous else { return };
         let is_its = |entry: &&Rejected| entry.key == previous.key();
         if let Some(Rejected { key, detail, .. }) = snapshot.rejected.iter().find(is_its) {
-            warn!(
-                "This node's last subnet was {previous}, and its entry {key} in the store can't be \
-                 used ({detail}): pods that run here with addresses of it are cut off, restart them"
-            );
+            cut_off(previous, format_args!("its entry {key} can't be used ({detail})"));
         }
     }
 
@@ -179,10 +179,7 @@ impl Search<'_> {
         if self.config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
             if let Some(before) = self.previous.filter(|before| *before != subnet) {
-                warn!(
-                    "This node's last subnet was {before}, and the store has {subnet} for it: pods \
-                     that run here with addresses of {before} are cut off, restart them"
-                );
+                cut_off(before, format_args!("the store has {subnet} for this node"));
             }
             let lease = Lease { attributes: attributes.clone(), ..held.clone() };
             let updated = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
@@ -202,10 +199,7 @@ impl Search<'_> {
         let Self { manager, store, config, attributes, .. } = *self;
         let (subnet, before) = (lease.subnet, lease.attributes.public_ip);
         if !config.leasable(subnet) || !manager.noted(store.is_claimed_by_us(before).await)? {
-            warn!(
-                "This node's last subnet, {subnet}, is leased to {before} now: pods that run here \
-                 with addresses of it are cut off, restart them"
-            );
+            cut_off(subnet, format_args!("that is leased to {before} now"));
             return Ok(None);
         }
         let public_ip = attributes.public_ip;
@@ -227,6 +221,14 @@ impl Search<'_> {
             info!("Allocated lease ({subnet}) to current node ({})", attributes.public_ip);
         })
     }
+}
+
+/// Warns that pods lose their network, because the node gets another `subnet` than before.
+fn cut_off(subnet: Prefix, why: std::fmt::Arguments<'_>) {
+    warn!(
+        "This node's last subnet was {subnet}, and {why}: pods that run here with addresses of it \
+         are cut off, restart them"
+    );
 }
 
 #[cfg(test)]

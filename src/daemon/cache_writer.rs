@@ -99,10 +99,8 @@ impl CacheWriter {
     /// Writes what is `known` now, for a weftd that takes over: the last changes may be younger
     /// than the time between two writes. A failure leaves the file as it is.
     pub(super) async fn save(self: &Arc<Self>, known: Arc<Known>) {
-        let writer = Arc::clone(self);
-        let work = on_own_thread(move || writer.write_now(&known));
-        let written = timeout(SAVE_MAX, work).await.map_err(anyhow::Error::from);
-        if let Err(error) = written.and_then(|done| done.map_err(Into::into)).flatten() {
+        let written = timeout(SAVE_MAX, self.counted(known)).await.map_err(anyhow::Error::from);
+        if let Err(error) = written.flatten() {
             let path = self.path.display();
             warn!(
                 "the weftd that takes over may find the cache {path} some seconds old: {error:#}"
@@ -112,14 +110,7 @@ impl CacheWriter {
 
     /// Whether it was written.
     async fn write(self: &Arc<Self>, known: Arc<Known>, failures: &mut LogOnce) -> bool {
-        let writer = Arc::clone(self);
-        // A disk that is out of order can keep a write for seconds; the lease must not wait.
-        let written = on_own_thread(move || writer.write_now(&known)).await;
-        let result = written.map_err(anyhow::Error::from).flatten();
-        let mut state = self.status.edit();
-        state.cache.writes += u64::from(result.is_ok());
-        state.cache.failures += u64::from(result.is_err());
-        drop(state);
+        let result = self.counted(known).await;
         let path = self.path.display();
         match &result {
             Ok(()) if failures.forget() => info!("Wrote the cache {path} again"),
@@ -133,6 +124,17 @@ impl CacheWriter {
             }),
         }
         result.is_ok()
+    }
+
+    async fn counted(self: &Arc<Self>, known: Arc<Known>) -> anyhow::Result<()> {
+        let writer = Arc::clone(self);
+        // A disk that is out of order can keep a write for seconds; the lease must not wait.
+        let written = on_own_thread(move || writer.write_now(&known)).await;
+        let result = written.map_err(anyhow::Error::from).flatten();
+        let mut state = self.status.edit();
+        state.cache.writes += u64::from(result.is_ok());
+        state.cache.failures += u64::from(result.is_err());
+        result
     }
 
     /// Removes the file for good: the subnet in it is not ours any more.

@@ -14,7 +14,8 @@ pub const ECHO_BYTES_MIN: usize = TOKEN_AT + size_of::<u64>();
 
 const TOKEN_AT: usize = HEADER_BYTES_MIN + ICMP_HEADER_BYTES;
 
-const REPLY: u8 = 0;
+/// The type of an answer.
+pub const REPLY: u8 = 0;
 const UNREACHABLE: u8 = 3;
 const REQUEST: u8 = 8;
 const EXPIRED: u8 = 11;

@@ -10,11 +10,11 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 505, 4318),
-    ("backend", 5832, 58409),
+    ("backend", 5833, 58409),
     ("bin", 15, 144),
     ("config", 1649, 16466),
-    ("daemon", 3515, 36075),
-    ("control", 5395, 53953),
+    ("daemon", 3516, 36075),
+    ("control", 5395, 54004),
     ("device", 482, 5189),
     ("engine", 1846, 17245),
     ("fast_path", 571, 5164),
@@ -22,7 +22,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("host", 2542, 26544),
     ("netfilter", 1083, 10823),
     ("offload", 769, 7187),
-    ("packet", 685, 6870),
+    ("packet", 685, 6871),
     ("rights", 55, 575),
     ("route", 266, 2548),
     ("stats", 249, 2205),

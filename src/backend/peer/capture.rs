@@ -5,7 +5,7 @@
 //! by another interface than theirs is somebody else's: of a pod of this host, of another node.
 
 use std::collections::HashMap;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -16,10 +16,12 @@ use tokio::net::UdpSocket;
 use tracing::info;
 
 use super::classic_bpf::{AND, BYTE, END, EQUAL, HALF_BEHIND, HEADER, WORD};
+use super::echoes::discard;
 use super::evidence::{Evidence, Reached};
 use crate::device::ignore_outgoing;
+use crate::packet::echo::REPLY;
 use crate::packet::ipv4::protocol;
-use crate::packet::transport::UDP_HEADER_BYTES;
+use crate::packet::transport::{TCP_HEADER_BYTES_MIN, UDP_HEADER_BYTES, tcp_flags::ACK};
 
 /// Peers that are watched at a time, and leases of each. Of more, others are each second: what was
 /// seen stands for twelve.
@@ -40,11 +42,8 @@ const FLOWS_MAX: usize = 256;
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_ALL: u16 = 0x0003;
 
-const ACK: u8 = 0x10;
-const TCP_HEADER_BYTES: usize = 20;
 /// How the option begins as all systems write it: behind two fillers, before both times.
 const TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
-const ECHO_REPLY: u8 = 0;
 
 /// A TCP flow of a peer's pod: addresses and ports.
 type Flow = [u8; 12];
@@ -142,12 +141,7 @@ fn open(filter: &[SockFilter]) -> io::Result<UdpSocket> {
     // Linux 4.20; the filter does the same at some cost.
     ignore_outgoing(socket.as_fd()).ok();
     socket.attach_filter(filter)?;
-    // What came before that is anybody's.
-    for _ in 0..PACKETS_MAX {
-        if (&socket).read(&mut [0]).is_err() {
-            break;
-        }
-    }
+    discard(&socket, PACKETS_MAX);
     SockRef::from(&socket.as_fd()).set_recv_buffer_size(BUFFER_BYTES)?;
     UdpSocket::from_std(OwnedFd::from(socket).into())
 }
@@ -185,11 +179,13 @@ fn seen(
     let goes_on = match packet[9] {
         protocol::TCP => has_advanced(packet, transport, flows),
         // A pod answers what has arrived there.
-        protocol::ICMP => transport.first() == Some(&ECHO_REPLY),
+        protocol::ICMP => transport.first() == Some(&REPLY),
         _ => false,
     };
-    let acknowledged = goes_on.then_some(Evidence::Acknowledged);
-    let evidence = std::iter::once(Evidence::Heard).chain(acknowledged).collect();
+    let mut evidence = vec![Evidence::Heard];
+    if goes_on {
+        evidence.push(Evidence::Acknowledged);
+    }
     Some(Seen { host, interface, evidence })
 }
 
@@ -213,8 +209,8 @@ fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
 /// Whether a TCP packet acknowledges more than an earlier one of its flow, or a later packet where
 /// it has timestamps (RFC 7323): who only receives acknowledges what has no bytes.
 fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>) -> bool {
-    let options = transport.get(TCP_HEADER_BYTES..).unwrap_or_default();
-    let at = if options.starts_with(&TIMESTAMPS) { TCP_HEADER_BYTES + 8 } else { 8 };
+    let options = transport.get(TCP_HEADER_BYTES_MIN..).unwrap_or_default();
+    let at = if options.starts_with(&TIMESTAMPS) { TCP_HEADER_BYTES_MIN + 8 } else { 8 };
     let (Some(ports), Some(number)) = (transport.first_chunk::<4>(), chunk(transport, at)) else {
         return false;
     };
@@ -359,7 +355,7 @@ mod tests {
     #[test]
     fn a_pods_answer_shows_that_what_it_answers_arrived() {
         let icmp = |kind| all(&[packet([10, 5, 1, 7], protocol::ICMP, &[kind, 0, 0, 0])]);
-        assert_eq!(icmp(ECHO_REPLY), [Evidence::Heard, Evidence::Acknowledged]);
+        assert_eq!(icmp(REPLY), [Evidence::Heard, Evidence::Acknowledged]);
         assert_eq!(icmp(8), [Evidence::Heard], "its pings are its own affair");
     }
 

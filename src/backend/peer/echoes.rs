@@ -159,16 +159,20 @@ async fn readable(socket: &Socket) {
     }
 }
 
+/// Takes what came before the filter of a new socket, which may be anything.
+pub(super) fn discard(mut socket: &Socket, packets_max: usize) {
+    for _ in 0..packets_max {
+        if socket.read(&mut [0]).is_err() {
+            break;
+        }
+    }
+}
+
 /// Receives ICMP of these types, with such a buffer at least.
 fn raw_socket(types: &[u8], buffer_bytes: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
     only_types(socket.as_fd(), types)?;
-    // What came before that is of any type.
-    for _ in 0..ANSWERS_MAX {
-        if (&socket).read(&mut [0]).is_err() {
-            break;
-        }
-    }
+    discard(&socket, ANSWERS_MAX);
     tell_arrival(socket.as_fd())?;
     // Without CAP_NET_ADMIN no more than net.core.rmem_max.
     if set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_err() {

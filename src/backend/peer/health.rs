@@ -134,14 +134,12 @@ impl Health {
         });
         let mut messages = echoes.receive();
         let by_socket = messages.len();
-        messages.append(&mut captured);
+        messages.extend(captured);
         for (number, (interface, age, message)) in messages.into_iter().enumerate() {
             let meaning = meaning(message, interface, machine, manner.port, own);
             let Some((host, evidence)) = meaning else { continue };
-            let is_others =
-                matches!(message, Answer::Reply(reply) if reply.total_bytes != ECHO_BYTES);
             match (message, evidence) {
-                (Answer::Reply(reply), _) if is_others => others(reply),
+                (Answer::Reply(reply), _) if reply.total_bytes != ECHO_BYTES => others(reply),
                 (_, Evidence::Echoed(sequence)) if number >= by_socket => {
                     machine.note(host, Evidence::Overheard(sequence), now);
                 }

@@ -349,13 +349,13 @@ impl Peer {
                 if let Some(age) = self.answered(sequence, self.answers, now)
                     && answers_none
                 {
-                    self.asked &= u64::MAX >> (63 - age);
+                    self.forget_before(age.into());
                 }
             }
             // Those before went the same way, unseen, if a rule of this host takes them away.
             Evidence::Overheard(sequence) => {
                 if let Some(age) = self.answered(sequence, self.answers, now) {
-                    self.asked &= u64::MAX >> (63 - age);
+                    self.forget_before(age.into());
                     self.is_back = false;
                 }
             }
@@ -373,6 +373,11 @@ impl Peer {
         }
     }
 
+    /// The loss of echoes before the one so many ago is over, or was none.
+    fn forget_before(&mut self, age: u32) {
+        self.asked &= u64::MAX >> (63 - age);
+    }
+
     /// How many echoes ago it was that was answered; `None` if that is too long, or among those of
     /// which that is `known`.
     fn answered(&mut self, sequence: u16, known: u64, now: Instant) -> Option<u16> {
@@ -388,7 +393,7 @@ impl Peer {
         let run = (self.answers >> first).trailing_ones();
         self.is_back |= is_new;
         if is_new || run >= WELL_AFTER {
-            self.asked &= u64::MAX >> (63 - (first + run - 1));
+            self.forget_before(first + run - 1);
         }
         (self.noted.answered, self.noted.heard) = (Some(now), Some(now));
         self.unanswered = age.into();
