@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use crate::control::clock::{format_go_duration, format_rfc3339};
-use crate::control::rejected::RejectReason;
 use crate::control::snapshot::REJECTED_MAX;
 use crate::stats::DropReason;
 use crate::status::{
@@ -161,17 +160,11 @@ fn unused(status: &Status) -> Option<String> {
         }
         others => format!(", and {others} more (`weft log`)"),
     };
-    let cure = match status.store.unused.contains_key(RejectReason::OutsideNetwork.name()) {
-        // Deleted, it would be lost to a node that runs, which ends then.
-        true => {
-            "where its node runs, one of the two goes by an older network configuration: restart \
-             weftd there; delete it only if no node has it"
-        }
-        false => "correct it, or delete it if no node has it",
-    };
     Some(format!(
         "an entry of the store is no usable lease, and nothing is sent to its node: \
-         {example}{others}; {cure}"
+         {example}{others}; correct it, or delete it if no node has it, for one that does ends. Of \
+         another network, it may be that of a node with a newer or an older network configuration \
+         than this one: restart weftd where it is the older"
     ))
 }
 

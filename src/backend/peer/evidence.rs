@@ -75,7 +75,7 @@ pub(in crate::backend) enum Evidence {
     },
     /// They can't be sent.
     Unsendable(Obstacle),
-    /// A firewall of this host lets our echoes to it not out, which says nothing of the peer.
+    /// Our echoes to it are refused by this host, as by a rule (EPERM): nothing of the peer.
     Unasked,
 }
 

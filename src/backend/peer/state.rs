@@ -16,7 +16,7 @@ pub enum PeerState {
     Ok,
     /// It answers other probes than echoes, or its connections go on.
     Deaf,
-    /// A firewall of this host lets no echo to it out, so nothing is known.
+    /// This host may send no echo to it (EPERM), so nothing is known.
     Unasked,
     /// So many of a hundred echoes are lost.
     Lossy(u8),

@@ -13,9 +13,8 @@ const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors
                     way (`ip rule` there), or with the fast path its daemon hangs: `weft ping POD` \
                     tells";
 
-const UNASKED: &str = "this host's firewall lets no ping to it out (EPERM), so whether packets \
-                       arrive there is not known: let ICMP echo requests pass in OUTPUT, to its \
-                       host and into the tunnel. Whether its pods answer, pods tell";
+const UNASKED: &str = "this host may send no ping to it, so whether packets arrive there is not \
+                       known; look at ";
 
 impl PeerState {
     /// What is known of the peer at `host`, why, and what to do; nothing if all is well. `port` is
@@ -83,7 +82,7 @@ impl PeerState {
                  drops pings, or lets in so many a second"
             ),
             Self::Deaf => DEAF.to_owned(),
-            Self::Unasked => UNASKED.to_owned(),
+            Self::Unasked => UNASKED.to_owned() + &output_rules(None),
             Self::Idle | Self::Ok => return None,
         })
     }

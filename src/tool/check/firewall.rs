@@ -135,7 +135,7 @@ pub(super) enum Action {
 pub(super) struct Packet<'a> {
     /// Port of the destination, if it is UDP; nothing if it may be of any protocol.
     pub(super) udp_port: Option<u16>,
-    /// The same of the source; nothing if it differs from packet to packet as well.
+    /// A port that it may come from; nothing if all are alike, or it may be of any protocol.
     pub(super) source_port: Option<u16>,
     /// Where it may come from; nothing for anywhere.
     pub(super) sources: Option<Prefix>,
@@ -282,7 +282,8 @@ impl Condition {
         let holds = match self.property.as_ref()? {
             Property::Protocol { is_udp } => packet.udp_port.map(|_| *is_udp),
             Property::Port(ranges) => one_of(packet.udp_port, ranges),
-            Property::SourcePort(ranges) => one_of(packet.source_port, ranges),
+            // Several workers of a weft host send from ports of their own as well.
+            Property::SourcePort(ranges) => one_of(packet.source_port, ranges).filter(|it| !it),
             Property::Source(prefixes) => within(packet.sources, prefixes),
             Property::Destination(prefixes) => within(packet.destinations, prefixes),
             Property::ComesBy(name) => by(packet.comes_by, name),
@@ -299,17 +300,19 @@ impl Condition {
         holds.map(|holds| holds != self.negated)
     }
 
-    /// Whether some of the packets surely have it and others not: those of a protocol, of a length,
-    /// or of a range of addresses. A port is closed on purpose, and so is a single address, as by a
-    /// policy for one pod.
+    /// Whether some of the packets surely have it and others perhaps not: those of a protocol, of a
+    /// length, of a range of addresses, or from the tunnel's port. A port is closed on purpose, and
+    /// so is a single address, as by a policy for one pod.
     fn holds_for_some(&self, packet: &Packet<'_>) -> bool {
         match &self.property {
             Some(Property::Protocol { .. } | Property::Length(..)) => self.holds(packet).is_none(),
+            Some(Property::SourcePort(of)) => {
+                !self.negated && one_of(packet.source_port, of) == Some(true)
+            }
             Some(Property::Source(of)) => are_ranges(of) && self.holds(packet).is_none(),
             Some(Property::Destination(of)) => are_ranges(of) && self.holds(packet).is_none(),
             Some(
                 Property::Port(_)
-                | Property::SourcePort(_)
                 | Property::ComesBy(_)
                 | Property::GoesBy(_)
                 | Property::Known(_)

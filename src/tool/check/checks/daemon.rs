@@ -145,7 +145,7 @@ pub(super) fn tunnel_port(facts: &Facts) -> Checked {
     };
     let evidence = format!("UDP port {port} on {} is taken by {by}", taken.address);
     // It may be the one to be checked, and carry packets.
-    if taken.holders.iter().any(|(_, name)| name == "weftd") {
+    if facts.rivals().any(|it| taken.holders.iter().any(|(pid, _)| *pid == it.pid)) {
         return warning(
             evidence,
             "If it is to run here, name its socket with --socket; see \

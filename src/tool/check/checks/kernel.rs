@@ -117,7 +117,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     let (chains, port) = (facts.firewall()?, facts.port().ok_or("the port is not known yet")?);
     let external = external_name(facts);
     let external = external.as_deref();
-    // VXLAN's tells flows apart.
+    // VXLAN's tells flows apart, and none is known.
     let source_port = facts.backend().filter(|kind| *kind == BackendKind::Udp).map(|_| port);
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let mut peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
@@ -199,7 +199,7 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
 /// Of a rule for some packets, of which those who wrote it know what it is for.
 fn some_may_be_dropped(rule: &str, chain: &str, what: &str) -> Checked {
     warning(
-        format!("{rule}: it may drop some of what {what}, by protocol, length or address"),
+        format!("{rule}: it may drop some of what {what}, by protocol, port, length or address"),
         format!("If that is not meant, accept these packets in front of it, in {chain}."),
     )
 }
