@@ -142,6 +142,11 @@ impl Used {
         let first = "nft 'table netdev wall { chain a { type filter hook ingress device wire0 \
                      priority 0; ip saddr 172.20.0.2 drop; }; }'";
         self.fault([(0, first), (0, "nft delete table netdev wall")], "one-way", &["one-way"]);
+        // Behind the tunnel: pods get nothing, though each answer reaches its device.
+        let behind = table(
+            "chain a { type filter hook prerouting priority -300; iifname \"flannel*\" drop; };",
+        );
+        self.fault([(0, &behind), (0, repair)], "one-way", &["one-way"]);
         // A wall that lets pings through.
         let wall = table(&format!("{inward} {outward}"));
         self.fault([(1, &wall), (1, repair)], "silent", &["one-way", "unsendable", "silent"]);

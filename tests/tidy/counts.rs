@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 505, 4318),
-    ("backend", 5834, 58409),
+    ("backend", 5878, 59026),
     ("bin", 15, 144),
     ("config", 1649, 16466),
     ("daemon", 3516, 36075),

@@ -1,8 +1,11 @@
 //! What arrives from peers that leave echoes unanswered, seen before any firewall or tc filter of
 //! this host: whether their packets reach the interface, whether they come out of the tunnel, and
-//! whether connections go on, which they only do if our packets arrive there. Runs while a peer is
-//! in question, sees the first bytes of packets from a few of them, and takes none away. What comes
-//! by another interface than theirs is somebody else's: of a pod of this host, of another node.
+//! whether connections go on, which they only do if our packets arrive there. And what of it leaves
+//! this host for its pods, behind all rules: whether what these have sent is answered.
+//!
+//! Runs while a peer is in question, sees the first bytes of packets from a few of them, and takes
+//! none away. What comes by another interface than theirs is somebody else's: of a pod of this
+//! host, of another node.
 
 use std::collections::HashMap;
 use std::io;
@@ -42,8 +45,12 @@ const FLOWS_MAX: usize = 256;
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_ALL: u16 = 0x0003;
 
-/// How the option begins as all systems write it: behind two fillers, before both times.
+/// How the option of times begins as all systems write it, first and behind two fillers.
 const TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
+
+/// Where a TCP packet has what it acknowledges, and behind [`TIMESTAMPS`] the time that it echoes.
+const ACKNOWLEDGED: usize = 8;
+const TIME_ECHOED: usize = TCP_HEADER_BYTES_MIN + 8;
 
 /// A TCP flow of a peer's pod: addresses and ports.
 type Flow = [u8; 12];
@@ -55,17 +62,25 @@ pub(super) struct Capture {
     /// By which the tunnel's datagrams come.
     external: u32,
     watched: Vec<(Ipv4Addr, Vec<Reached>)>,
-    socket: Option<UdpSocket>,
+    arriving: View,
+    leaving: View,
     is_refused: bool,
+    since: Instant,
+}
+
+/// What one socket shows.
+#[derive(Debug, Default)]
+struct View {
+    socket: Option<UdpSocket>,
     /// What each flow has acknowledged.
     flows: HashMap<Flow, u32>,
-    since: Instant,
 }
 
 impl Capture {
     pub(super) fn new(port: Option<u16>) -> Self {
-        let (watched, flows, since) = (Vec::new(), HashMap::new(), Instant::now());
-        Self { port, external: 0, watched, socket: None, is_refused: false, flows, since }
+        let (arriving, leaving) = Default::default();
+        let (watched, since) = (Vec::new(), Instant::now());
+        Self { port, external: 0, watched, arriving, leaving, is_refused: false, since }
     }
 
     /// Watches some of these peers, and no others, behind the `external` interface.
@@ -87,21 +102,24 @@ impl Capture {
             return;
         }
         (self.watched, self.external) = (watched, external);
-        // Not the same one: a second filter beside the first may be more memory than a socket may
+        // Not the same ones: a second filter beside the first may be more memory than a socket may
         // have (net.core.optmem_max).
-        self.socket = None;
+        (self.arriving.socket, self.leaving.socket) = (None, None);
         if self.watched.is_empty() {
-            self.flows = HashMap::new();
+            (self.arriving, self.leaving) = Default::default();
             return;
         }
         if self.is_refused {
             return;
         }
-        let steps = filter(&self.watched, self.port.map(|port| (port, external)));
-        let step = |Step(code, yes, no, value)| SockFilter::new(code, yes, no, value);
-        let filter: Vec<_> = steps.into_iter().map(step).collect();
-        match open(&filter) {
-            Ok(socket) => self.socket = Some(socket),
+        let arriving = filter(&self.watched, self.port.map(|port| (port, external)));
+        let leaving = filter_of_leaving(&self.watched);
+        match open(arriving).and_then(|arriving| Ok((arriving, open(leaving)?))) {
+            Ok((arriving, leaving)) => {
+                // Linux 4.20; the filter does the same at some cost.
+                ignore_outgoing(arriving.as_fd()).ok();
+                (self.arriving.socket, self.leaving.socket) = (Some(arriving), Some(leaving));
+            }
             Err(error) => self.note_refusal(&error),
         }
     }
@@ -120,27 +138,38 @@ impl Capture {
 
     /// Takes what has arrived: each packet with its interface, and what it shows of which peer.
     pub(super) fn receive(&mut self, mut each: impl FnMut(&[u8], u32, Ipv4Addr, &[Evidence])) {
+        self.arriving.receive(|packet, flows| {
+            if let Some(seen) = seen(packet, self.port, &self.watched, flows) {
+                let interface = seen.interface.unwrap_or(self.external);
+                each(packet, interface, seen.host, &seen.evidence);
+            }
+        });
+        self.leaving.receive(|packet, flows| {
+            if let Some(host) = answered(packet, &self.watched, flows) {
+                each(&[], self.external, host, &[Evidence::Acknowledged]);
+            }
+        });
+    }
+}
+
+impl View {
+    fn receive(&mut self, mut each: impl FnMut(&[u8], &mut HashMap<Flow, u32>)) {
         let Some(socket) = &self.socket else { return };
         let mut buffer = [0; PACKET_BYTES];
         for _ in 0..PACKETS_MAX {
             let Ok(received) = socket.try_recv(&mut buffer) else { return };
-            let packet = &buffer[..received];
-            if let Some(seen) = seen(packet, self.port, &self.watched, &mut self.flows) {
-                let interface = seen.interface.unwrap_or(self.external);
-                each(packet, interface, seen.host, &seen.evidence);
-            }
+            each(&buffer[..received], &mut self.flows);
         }
     }
 }
 
 /// A socket that is given packets as they come from any device. One for IPv4 alone would see them
 /// behind tc and netdev's hook (net/core/dev.c, `__netif_receive_skb_core`).
-fn open(filter: &[SockFilter]) -> io::Result<UdpSocket> {
+fn open(filter: Vec<Step>) -> io::Result<UdpSocket> {
     let any = Some(Protocol::from(i32::from(ETH_P_ALL.to_be())));
     let socket = Socket::new(Domain::PACKET, Type::DGRAM.nonblocking(), any)?;
-    // Linux 4.20; the filter does the same at some cost.
-    ignore_outgoing(socket.as_fd()).ok();
-    socket.attach_filter(filter)?;
+    let step = |Step(code, yes, no, value)| SockFilter::new(code, yes, no, value);
+    socket.attach_filter(&filter.into_iter().map(step).collect::<Vec<_>>())?;
     discard(&socket, PACKETS_MAX);
     SockRef::from(&socket.as_fd()).set_recv_buffer_size(BUFFER_BYTES)?;
     UdpSocket::from_std(OwnedFd::from(socket).into())
@@ -171,22 +200,39 @@ fn seen(
         let evidence = vec![arrived(transport, leases)];
         return Some(Seen { host: source, interface: None, evidence });
     }
-    let lease_of = |(host, leases): &(Ipv4Addr, Vec<Reached>)| {
-        let lease = leases.iter().find(|lease| lease.subnet.contains(source))?;
-        Some((*host, Some(lease.interface)))
-    };
-    let (host, interface) = watched.iter().find_map(lease_of)?;
-    let goes_on = match packet[9] {
-        protocol::TCP => has_advanced(packet, transport, flows),
-        // A pod answers what has arrived there.
+    let (host, lease) = owner(source, watched)?;
+    let mut evidence = vec![Evidence::Heard];
+    if packet[9] == protocol::TCP && has_advanced(packet, transport, ACKNOWLEDGED, flows) {
+        evidence.push(Evidence::Acknowledged);
+    }
+    Some(Seen { host, interface: Some(lease.interface), evidence })
+}
+
+fn owner(pod: Ipv4Addr, watched: &[(Ipv4Addr, Vec<Reached>)]) -> Option<(Ipv4Addr, &Reached)> {
+    watched.iter().find_map(|(host, leases)| {
+        let lease = leases.iter().find(|lease| lease.subnet.contains(pod))?;
+        Some((*host, lease))
+    })
+}
+
+/// Whose pod has answered what a pod of this host has sent, by a packet that leaves for that one: a
+/// ping, or a TCP packet, by its time (RFC 7323) if it has one: who only receives acknowledges what
+/// has no bytes.
+fn answered(
+    packet: &[u8],
+    watched: &[(Ipv4Addr, Vec<Reached>)],
+    flows: &mut HashMap<Flow, u32>,
+) -> Option<Ipv4Addr> {
+    let (host, _) = owner(chunk::<4>(packet, 12).map(Ipv4Addr::from)?, watched)?;
+    let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
+    let options = transport.get(TCP_HEADER_BYTES_MIN..).unwrap_or_default();
+    let at = if options.starts_with(&TIMESTAMPS) { TIME_ECHOED } else { ACKNOWLEDGED };
+    let is_answer = match packet[9] {
+        protocol::TCP => has_advanced(packet, transport, at, flows),
         protocol::ICMP => transport.first() == Some(&REPLY),
         _ => false,
     };
-    let mut evidence = vec![Evidence::Heard];
-    if goes_on {
-        evidence.push(Evidence::Acknowledged);
-    }
-    Some(Seen { host, interface, evidence })
+    is_answer.then_some(host)
 }
 
 /// Of a datagram of a peer with these leases. What VXLAN carries is not looked into: the kernel
@@ -206,11 +252,13 @@ fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
     }
 }
 
-/// Whether a TCP packet acknowledges more than an earlier one of its flow, or a later packet where
-/// it has timestamps (RFC 7323): who only receives acknowledges what has no bytes.
-fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>) -> bool {
-    let options = transport.get(TCP_HEADER_BYTES_MIN..).unwrap_or_default();
-    let at = if options.starts_with(&TIMESTAMPS) { TCP_HEADER_BYTES_MIN + 8 } else { 8 };
+/// Whether a TCP packet has a later number at this place than an earlier one of its flow.
+fn has_advanced(
+    packet: &[u8],
+    transport: &[u8],
+    at: usize,
+    flows: &mut HashMap<Flow, u32>,
+) -> bool {
     let (Some(ports), Some(number)) = (transport.first_chunk::<4>(), chunk(transport, at)) else {
         return false;
     };
@@ -269,6 +317,22 @@ fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], tunnel: Option<(u16, u32)>) -> V
             program.extend([unless(subnet.network().to_bits(), 3), one(WORD, INTERFACE)]);
             program.extend([unless(*interface, 1), taken()]);
         }
+    }
+    program.push(end());
+    program
+}
+
+/// Whatever is from their subnets and leaves by another interface than theirs.
+fn filter_of_leaving(watched: &[(Ipv4Addr, Vec<Reached>)]) -> Vec<Step> {
+    let one = |code, value| Step(code, 0, 0, value);
+    let unless = |value, skip| Step(EQUAL, 0, skip, value);
+    let end = || one(END, 0);
+    let mut program = vec![one(WORD, PROTOCOL), Step(EQUAL, 1, 0, ETH_P_IP.into()), end()];
+    program.extend([one(WORD, PACKET_TYPE), Step(EQUAL, 1, 0, OUTGOING), end()]);
+    for Reached { subnet, interface, .. } in watched.iter().flat_map(|(_, leases)| leases) {
+        program.extend([one(WORD, 12), one(AND, subnet.mask())]);
+        program.extend([unless(subnet.network().to_bits(), 3), one(WORD, INTERFACE)]);
+        program.extend([Step(EQUAL, 1, 0, *interface), one(END, PACKET_BYTES as u32)]);
     }
     program.push(end());
     program
@@ -340,23 +404,28 @@ mod tests {
 
     /// Who only receives acknowledges no bytes, but is answered by its own times.
     #[test]
-    fn timestamps_show_it_as_well() {
-        let [heard, goes_on] = [Evidence::Heard, Evidence::Acknowledged];
+    fn what_leaves_for_a_pod_may_be_an_answer() {
+        let answers = |packets: &[Vec<u8>]| {
+            let (watched, mut flows) = (watched(), HashMap::new());
+            let answer = |packet: &Vec<u8>| answered(packet, &watched, &mut flows);
+            let hosts: Vec<_> = packets.iter().filter_map(answer).collect();
+            assert!(hosts.iter().all(|host| *host == HOST));
+            hosts.len()
+        };
         let timed = |echoed: u32| {
             let mut packet = tcp(7, ACK);
             packet.extend([&TIMESTAMPS[..], &[9; 4], &echoed.to_be_bytes()].concat());
             packet
         };
-        assert_eq!(all(&[timed(5), timed(5)]), [heard, heard], "sent again");
-        assert_eq!(all(&[timed(5), timed(6)]), [heard, heard, goes_on]);
-        assert_eq!(all(&[timed(5)[..46].to_vec()]), [heard], "cut");
-    }
-
-    #[test]
-    fn a_pods_answer_shows_that_what_it_answers_arrived() {
-        let icmp = |kind| all(&[packet([10, 5, 1, 7], protocol::ICMP, &[kind, 0, 0, 0])]);
-        assert_eq!(icmp(REPLY), [Evidence::Heard, Evidence::Acknowledged]);
-        assert_eq!(icmp(8), [Evidence::Heard], "its pings are its own affair");
+        assert_eq!(answers(&[timed(5), timed(5)]), 0, "sent again");
+        assert_eq!(answers(&[timed(5), timed(6), timed(6)]), 1);
+        assert_eq!(answers(&[tcp(7, ACK), tcp(8, ACK)]), 1, "without times");
+        assert_eq!(answers(&[timed(5)[..46].to_vec()]), 0, "cut");
+        let icmp = |kind| packet([10, 5, 1, 7], protocol::ICMP, &[kind, 0, 0, 0]);
+        assert_eq!(answers(&[icmp(REPLY)]), 1);
+        assert_eq!(answers(&[icmp(8)]), 0, "its pings are its own affair");
+        assert_eq!(answers(&[packet([10, 5, 9, 7], protocol::ICMP, &[REPLY])]), 0, "no peer");
+        assert_eq!(all(&[icmp(REPLY)]), [Evidence::Heard], "rules may drop it yet");
     }
 
     #[test]
@@ -364,6 +433,7 @@ mod tests {
         let leases = vec![watched()[0].1[0]; LEASES_MAX];
         let most = vec![(HOST, leases); HOSTS_MAX];
         assert!(filter(&most, Some((8285, EXTERNAL))).len() < 4096, "BPF_MAXINSNS");
+        assert!(filter_of_leaving(&most).len() < 4096, "BPF_MAXINSNS");
         assert_eq!(filter(&watched(), None).len(), 15);
     }
 

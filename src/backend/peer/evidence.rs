@@ -51,15 +51,15 @@ pub(in crate::backend) enum Evidence {
     Echoed(u16),
     /// It said that this one expired there.
     Expired(u16),
-    /// It answered this echo, and so far only the interface has seen that.
-    Overheard(u16),
+    /// An answer of it has reached the interface, and rules of this host may drop it yet.
+    Overheard,
     /// Its host answered, outside of the tunnel.
     HostAnswered,
     /// It asked us for an echo, and the kernel answered: no use of the peer.
     Asked,
     /// A packet came out of the tunnel.
     Heard,
-    /// One of its connections goes on, so our packets arrive there.
+    /// One of its connections goes on, or its pods answer ours, so our packets arrive there.
     Acknowledged,
     /// Something of it reached this host's interface.
     Arrived,

@@ -140,8 +140,8 @@ impl Health {
             let Some((host, evidence)) = meaning else { continue };
             match (message, evidence) {
                 (Answer::Reply(reply), _) if reply.total_bytes != ECHO_BYTES => others(reply),
-                (_, Evidence::Echoed(sequence)) if number >= by_socket => {
-                    machine.note(host, Evidence::Overheard(sequence), now);
+                (_, Evidence::Echoed(_) | Evidence::Expired(_)) if number >= by_socket => {
+                    machine.note(host, Evidence::Overheard, now);
                 }
                 _ => machine.note(host, evidence, now - age.min(unread)),
             }

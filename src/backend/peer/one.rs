@@ -138,6 +138,7 @@ pub(super) struct Noted {
     pub(super) heard: Option<Instant>,
     acknowledged: Option<Instant>,
     arrived: Option<Instant>,
+    overheard: Option<Instant>,
     /// And whether that is in the lease of another.
     foreign: Option<(Instant, Ipv4Addr, bool)>,
 }
@@ -352,13 +353,7 @@ impl Peer {
                     self.forget_before(age.into());
                 }
             }
-            // Those before went the same way, unseen, if a rule of this host takes them away.
-            Evidence::Overheard(sequence) => {
-                if let Some(age) = self.answered(sequence, self.answers, now) {
-                    self.forget_before(age.into());
-                    self.is_back = false;
-                }
-            }
+            Evidence::Overheard => self.noted.overheard = Some(now),
             Evidence::HostAnswered => self.noted.host_answered = Some(now),
             Evidence::Asked => self.noted.asked_us = Some(now),
             Evidence::Heard => self.noted.heard = Some(now),
@@ -446,9 +441,9 @@ impl Peer {
             PeerState::Unasked
         } else if let Some((source, true)) = foreign {
             PeerState::OneWay(Way::Foreign(source))
-        } else if stands_late(noted.heard) {
+        } else if stands_late(noted.heard) && !stands_late(noted.overheard) {
             PeerState::OneWay(Way::There)
-        } else if stands_late(noted.arrived) {
+        } else if stands_late(noted.arrived.max(noted.overheard)) {
             PeerState::OneWay(Way::Back)
         } else if let Some((source, _)) = foreign {
             PeerState::OneWay(Way::Foreign(source))

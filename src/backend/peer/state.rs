@@ -45,7 +45,7 @@ pub enum PeerState {
 pub enum Way {
     /// It is heard, and does not answer.
     There,
-    /// What it sends reaches this host, and goes no further.
+    /// What it sends, or answers, reaches this host, and goes no further.
     Back,
     /// What it sends reaches this host, from such addresses, which are in no lease of it.
     Foreign(Ipv4Addr),

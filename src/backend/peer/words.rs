@@ -7,11 +7,10 @@ use rustix::io::Errno;
 
 use super::state::{Obstacle, PeerState, Way};
 
-const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors of its host, \
-                    connections that go on, or answers that a rule of this host drops show that \
-                    packets arrive there. If its pods do not answer, what they send goes another \
-                    way (`ip rule` there), or with the fast path its daemon hangs: `weft ping POD` \
-                    tells";
+const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors of its host, or \
+                    connections and pings of pods that go on, show that packets arrive there. If \
+                    its pods do not answer, what they send goes another way (`ip rule` there), or \
+                    with the fast path its daemon hangs: `weft ping POD` tells";
 
 const UNASKED: &str = "this host may send no ping to it, so whether packets arrive there is not \
                        known; look at ";
@@ -53,12 +52,12 @@ impl PeerState {
                  there. If nothing answers `weft peers` there, its daemon hangs"
             ),
             Self::OneWay(Way::Back) => format!(
-                "its packets reach this host's interface and do not come out of the tunnel: `weft \
-                 check` here looks for a rule, route or rp_filter that drops {what} from {host}, \
-                 and with udp `weft drops` says what weftd drops; else they are damaged on the way \
-                 (InCsumErrors of `nstat -az` grows), with vxlan of another VNI (`ip -d link show \
-                 type vxlan` on both hosts), or what `weft check` can't judge drops them: an IPsec \
-                 policy (`ip xfrm policy`) or a rule (`nft list ruleset`)"
+                "its packets reach this host and go no further: `weft check` here looks for a \
+                 rule, route or rp_filter that drops {what} from {host}, or what comes out of the \
+                 tunnel, with udp `weft drops` says what weftd drops; else they are damaged on \
+                 the way (InCsumErrors of `nstat -az` grows), with vxlan of another VNI (`ip -d \
+                 link show type vxlan` on both hosts), or what `weft check` can't judge drops \
+                 them: an IPsec policy (`ip xfrm policy`) or a rule (`nft list ruleset`)"
             ),
             Self::OneWay(Way::Foreign(source)) => format!(
                 "its packets arrive here from {source} and the like, which is in no lease of \

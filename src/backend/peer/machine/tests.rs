@@ -206,7 +206,7 @@ impl World {
             let evidence = match self.takes_answers_away {
                 false => Some(Evidence::Echoed(ask.sequence)),
                 // Seen by the capture alone.
-                true => is_in_question.then_some(Evidence::Overheard(ask.sequence)),
+                true => is_in_question.then_some(Evidence::Overheard),
             };
             self.coming.extend(evidence.map(|evidence| (comes, evidence)));
         }
@@ -593,9 +593,15 @@ fn own_rules_against_pings_are_no_fault_of_the_peer() {
             world.forbids = false;
             world.becomes("ok", WELL + 1000);
 
-            (world.takes_answers_away, world.says_expired) = (true, false);
-            world.becomes("deaf", 3 * KNOWN);
-            world.stays(&["ok", "deaf"], 60_000);
+            // One against their answers; pods get theirs.
+            (world.takes_answers_away, world.says_expired, world.hears) = (true, false, 3);
+            world.acknowledges = true;
+            world.becomes("deaf", KNOWN);
+            world.stays(&["deaf"], 60_000);
+            // Or nothing gets any further.
+            world.acknowledges = false;
+            world.becomes("one-way", 15_000);
+            assert_eq!(world.state(), PeerState::OneWay(Way::Back));
         }
     }
 }
