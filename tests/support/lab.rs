@@ -127,7 +127,7 @@ impl Namespace {
     }
 
     /// A command that will run in this namespace, with its own view of `/sys` unless it needs none:
-    /// that costs ten times as much as to enter, and a test makes hundreds of such calls.
+    /// that takes twice to three times as long, and a test makes hundreds of such calls.
     pub(crate) fn command(&self, argv: &[&str]) -> Command {
         let mut command;
         match *argv {
