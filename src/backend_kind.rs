@@ -67,6 +67,11 @@ impl BackendKind {
         matches!(self, Self::Udp | Self::Vxlan)
     }
 
+    /// Whether nodes can have IPv6 subnets as well.
+    pub const fn has_ipv6(self) -> bool {
+        matches!(self, Self::Alloc)
+    }
+
     /// Whether weftd runs commands of the operator's, which may need any right.
     pub const fn runs_commands(self) -> bool {
         matches!(self, Self::Extension)

@@ -6,7 +6,7 @@
 use std::net::Ipv4Addr;
 
 use weft::control::cache::{BYTES_MAX, Expected, parse, render, seal};
-use weft::route::Prefix;
+use weft::route::Prefixes;
 
 const STORE: &str = "etcd /coreos.com/network at http://192.0.2.100:2379";
 
@@ -15,21 +15,23 @@ pub(crate) fn run(data: &[u8]) {
     let [shape, rest @ ..] = data else { return };
     let sealed = seal(rest);
     let file = if shape % 2 == 0 { rest } else { &sealed };
-    let network = Prefix::new(Ipv4Addr::new(10, 5, 0, 0), 16).expect("16 is a length");
+    let prefixes = |text: &str| text.parse::<Prefixes>().expect("prefixes");
+    let networks = prefixes("10.5.0.0/16");
     let expected = Expected {
         store: STORE,
-        network,
-        subnet: Prefix::new(Ipv4Addr::new(10, 5, 100, 0), 24).expect("24 is a length"),
+        networks,
+        subnets: prefixes("10.5.100.0/24"),
         public_ip: Ipv4Addr::new(192, 0, 2, 1),
         now_unix: 1_795_225_924,
     };
     let Ok(cache) = parse(file, &expected) else { return };
     let known = &cache.known;
-    assert_eq!((cache.config.network, known.own.subnet), (network, expected.subnet));
+    assert_eq!((cache.config.networks(), known.own.subnets), (networks, expected.subnets));
     assert_eq!(known.own.attributes.public_ip, expected.public_ip);
-    for (subnet, peer) in known.peers.iter() {
-        assert!(network.covers(*subnet) && !subnet.overlaps(expected.subnet), "{subnet}");
-        assert_eq!(peer.subnet, *subnet);
+    for (subnets, peer) in known.peers.iter() {
+        assert_eq!(subnets.within(networks), Some(*subnets));
+        assert!(!subnets.overlaps(expected.subnets), "{subnets}");
+        assert_eq!(peer.subnets, *subnets);
         let address = peer.attributes.public_ip;
         assert!(!address.is_loopback() && !address.is_multicast() && address != expected.public_ip);
         assert!(!address.is_broadcast() && address.octets()[0] != 0, "{address}");

@@ -7,7 +7,8 @@
 use weft::config::network::{NetworkConfig, UdpBackendConfig, VxlanBackendConfig};
 use weft::config::subnet_file::{Previous, SubnetFile};
 use weft::control::choose::free_subnets;
-use weft::control::lease::{Lease, LeaseAttributes, parse_key};
+use weft::control::lease::{Lease, LeaseAttributes};
+use weft::route::Prefixes;
 
 /// Subnets of a configuration that are looked at.
 const SUBNETS_MAX: usize = 8;
@@ -27,7 +28,7 @@ fn lease(data: &[u8]) {
     let at = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
     let (key, value) = (&data[..at], data.get(at + 1..).unwrap_or_default());
     if let Ok(lease) = Lease::decode(key, value, 7) {
-        assert_eq!(Some(lease.subnet), std::str::from_utf8(key).ok().and_then(parse_key));
+        assert_eq!(Some(lease.subnets), std::str::from_utf8(key).ok().and_then(Prefixes::from_key));
     }
     let Ok(attributes) = LeaseAttributes::from_json(value) else { return };
     // A value filled to the limit may have no room for our spelling.
@@ -42,12 +43,15 @@ fn configuration(data: &[u8]) {
     let again = NetworkConfig::parse(&written).expect("what was written can be read");
     // Numbers of settings that are no integers may come back one bit off.
     let bounds = |config: &NetworkConfig| {
-        let range = (config.subnet_length_bits, config.subnet_min, config.subnet_max);
-        (config.network, range, config.enable_nftables, config.backend.kind.clone())
+        (config.v4, config.v6, config.enable_nftables, config.backend.kind.clone())
     };
     assert_eq!(bounds(&again), bounds(&config));
-    for subnet in free_subnets(&config, Vec::new(), SUBNETS_MAX) {
-        assert!(config.network.covers(subnet) && config.leasable(subnet), "{subnet}");
+    for subnet in free_subnets(&config.v4, Vec::new(), SUBNETS_MAX) {
+        assert!(config.v4.network.covers(subnet) && config.v4.leasable(subnet), "{subnet}");
+    }
+    let Some(v6) = config.v6 else { return };
+    for subnet in free_subnets(&v6, Vec::new(), SUBNETS_MAX) {
+        assert!(v6.network.covers(subnet) && v6.leasable(subnet), "{subnet}");
     }
     UdpBackendConfig::parse(&config.backend.settings).ok();
     VxlanBackendConfig::parse(&config.backend.settings).ok();
@@ -55,19 +59,23 @@ fn configuration(data: &[u8]) {
 
 fn subnet_file(text: &str) {
     let previous = Previous::parse(text);
-    let (Some(network), Some(subnet)) = (previous.network, previous.subnet) else { return };
+    let (Some(networks), Some(subnets)) = (previous.networks, previous.subnets) else { return };
     // A smaller subnet has no host to be its gateway, and is never leased.
-    if subnet.length_bits() > 30 {
+    if subnets.v4().is_some_and(|it| it.length_bits() > 30)
+        || subnets.v6().is_some_and(|it| it.length_bits() > 126)
+        || (subnets.v4().is_some(), subnets.v6().is_some())
+            != (networks.v4().is_some(), networks.v6().is_some())
+    {
         return;
     }
-    let file = SubnetFile { network, subnet, mtu_bytes: 1472, masquerade: true };
+    let file = SubnetFile { networks, subnets, mtu_bytes: 1472, masquerade: true };
     let again = Previous::parse(&file.render());
-    assert_eq!((again.network, again.subnet), (Some(network), Some(subnet)));
+    assert_eq!((again.networks, again.subnets), (Some(networks), Some(subnets)));
     assert!(again.complaints.is_empty(), "{:?}", again.complaints);
 }
 
 fn key(text: &str) {
-    let Some(subnet) = parse_key(text) else { return };
-    let (address, length) = (subnet.network(), subnet.length_bits());
-    assert_eq!(parse_key(&format!("{address}-{length}")), Some(subnet));
+    let Some(subnets) = Prefixes::from_key(text) else { return };
+    assert_eq!(Prefixes::from_key(&subnets.key()), Some(subnets));
+    assert_eq!(subnets.to_string().parse::<Prefixes>().ok(), Some(subnets));
 }

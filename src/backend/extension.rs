@@ -175,12 +175,10 @@ async fn follow_leases(
 fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
     let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
     for lease in reporter.of_kind(peers, KIND) {
-        match data_of(&lease.attributes) {
-            Some(data) => {
-                let public_ip = lease.attributes.public_ip;
-                wanted.insert(lease.subnet, Peer { public_ip, data });
-            }
-            None => unusable += 1,
+        let public_ip = lease.attributes.public_ip;
+        match (lease.v4(), data_of(&lease.attributes)) {
+            (Some(subnet), Some(data)) => drop(wanted.insert(subnet, Peer { public_ip, data })),
+            (None, _) | (_, None) => unusable += 1,
         }
     }
     reporter.count(|done| {

@@ -24,10 +24,10 @@ pub(super) fn ways<'a>(
 ) -> Ways {
     let interface = LinkId { index: external.index, name: external.name.clone() };
     let way = |lease: &Lease| {
-        let host = lease.attributes.public_ip;
-        (lease.subnet, Way::direct(lease.subnet, host, interface.clone()))
+        let (subnet, host) = (lease.v4()?, lease.attributes.public_ip);
+        Some((subnet, Way::direct(subnet, host, interface.clone())))
     };
-    leases.map(way).collect()
+    leases.filter_map(way).collect()
 }
 
 /// What helps against a refusal.

@@ -18,7 +18,7 @@ use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::vxlan::VxlanDevice;
 use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
-use crate::control::lease::Peers;
+use crate::control::lease::{Lease, Peers};
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{Following, HostFollower};
@@ -244,8 +244,9 @@ impl KernelBackend {
         let is_removed = self.remove(&diff.removals).await;
         self.set.clone_from(&desired.ways);
         self.set.retain(|subnet, _| !failed.contains(subnet));
-        let host = |subnet: &Prefix| Some((*subnet, peers.get(subnet)?.attributes.public_ip));
-        let mut hosts: PeerHosts = self.set.keys().filter_map(host).collect();
+        let host = |lease: &Lease| Some((lease.v4()?, lease.attributes.public_ip));
+        let mut hosts: PeerHosts = peers.values().filter_map(host).collect();
+        hosts.retain(|subnet, _| self.set.contains_key(subnet));
         if let Some(health) = &mut self.health {
             let external = self.host.external();
             let own = vec![external.address, self.address];

@@ -192,11 +192,12 @@ impl VxlanDevice {
         link: &LinkId,
     ) -> (Ways, Vec<String>) {
         let (usable, unusable) = resolve(leases);
-        let hosts = usable.iter().map(|(lease, _)| (lease.subnet, lease.attributes.public_ip));
+        let host = |lease: &Lease| Some((lease.v4()?, lease.attributes.public_ip));
+        let hosts = usable.iter().filter_map(|(lease, _)| host(lease));
         let hosts: Vec<_> = hosts.collect();
-        let ways = usable.into_iter().map(|(lease, mac)| {
-            let (subnet, host) = (lease.subnet, lease.attributes.public_ip);
-            (subnet, Way::tunnelled(subnet, host, link.clone(), mac))
+        let ways = usable.into_iter().filter_map(|(lease, mac)| {
+            let (subnet, host) = host(lease)?;
+            Some((subnet, Way::tunnelled(subnet, host, link.clone(), mac)))
         });
         let mut ways: Ways = ways.collect();
         if self.settings.direct_routing {

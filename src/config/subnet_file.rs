@@ -1,15 +1,17 @@
-//! `subnet.env`: the four lines that container runtimes and root's scripts source, and what the
-//! last run left in them.
+//! `subnet.env`: the four lines, or six with IPv6, that container runtimes and root's scripts
+//! source, and what the last run left in them.
 
 use std::path::Path;
 
 use rustix::fs::Mode;
 
 use crate::config::whole_file::{self, FileError};
-use crate::route::Prefix;
+use crate::route::{Address, Prefix, Prefixes};
 
 const NETWORK_KEY: &str = "FLANNEL_NETWORK";
 const SUBNET_KEY: &str = "FLANNEL_SUBNET";
+const NETWORK_V6_KEY: &str = "FLANNEL_IPV6_NETWORK";
+const SUBNET_V6_KEY: &str = "FLANNEL_IPV6_SUBNET";
 const MTU_KEY: &str = "FLANNEL_MTU";
 const MASQUERADE_KEY: &str = "FLANNEL_IPMASQ";
 
@@ -22,10 +24,10 @@ const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 /// What containers on this host need to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubnetFile {
-    /// The overlay's network.
-    pub network: Prefix,
-    /// This host's subnet.
-    pub subnet: Prefix,
+    /// The overlay's networks.
+    pub networks: Prefixes,
+    /// This host's subnets.
+    pub subnets: Prefixes,
     /// MTU of the overlay.
     pub mtu_bytes: u32,
     /// Whether masquerading is done here, so that container runtimes leave it alone.
@@ -35,10 +37,10 @@ pub struct SubnetFile {
 /// What the last run left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Previous {
-    /// The overlay's network then.
-    pub network: Option<Prefix>,
-    /// The subnet that this host had.
-    pub subnet: Option<Prefix>,
+    /// The overlay's networks then.
+    pub networks: Option<Prefixes>,
+    /// The subnets that this host had.
+    pub subnets: Option<Prefixes>,
     /// MTU of the overlay then.
     pub mtu_bytes: Option<u32>,
     /// Whether masquerading was done here.
@@ -50,12 +52,10 @@ pub struct Previous {
 impl SubnetFile {
     /// The text, byte for byte as flanneld writes it.
     pub fn render(&self) -> String {
-        let Self { network, subnet, mtu_bytes, masquerade } = self;
-        let (address, length) = (subnet.first_host(), subnet.length_bits());
-        format!(
-            "{NETWORK_KEY}={network}\n{SUBNET_KEY}={address}/{length}\n\
-             {MTU_KEY}={mtu_bytes}\n{MASQUERADE_KEY}={masquerade}\n"
-        )
+        let Self { networks, subnets, mtu_bytes, masquerade } = self;
+        let v4 = family([NETWORK_KEY, SUBNET_KEY], networks.v4().zip(subnets.v4()));
+        let v6 = family([NETWORK_V6_KEY, SUBNET_V6_KEY], networks.v6().zip(subnets.v6()));
+        format!("{v4}{v6}{MTU_KEY}={mtu_bytes}\n{MASQUERADE_KEY}={masquerade}\n")
     }
 
     /// Writes the file at `path`, and makes its directory if it is missing.
@@ -77,7 +77,7 @@ impl Previous {
     /// One line without a key spoils the whole file; a bad prefix only itself.
     pub fn parse(text: &str) -> Self {
         let mut previous = Self::default();
-        let (mut network, mut subnet) = (None, None);
+        let (mut network, mut subnet, mut network_v6, mut subnet_v6) = (None, None, None, None);
         for (index, line) in text.lines().map(str::trim).enumerate() {
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -85,6 +85,8 @@ impl Previous {
             match assignment(line) {
                 Some((NETWORK_KEY, value)) => network = Some(value),
                 Some((SUBNET_KEY, value)) => subnet = Some(value),
+                Some((NETWORK_V6_KEY, value)) => network_v6 = Some(value),
+                Some((SUBNET_V6_KEY, value)) => subnet_v6 = Some(value),
                 Some((MTU_KEY, value)) => previous.mtu_bytes = value.parse().ok(),
                 Some((MASQUERADE_KEY, value)) => previous.masquerade = value == "true",
                 Some(_) => {}
@@ -94,13 +96,27 @@ impl Previous {
                 }
             }
         }
-        previous.network = network.and_then(|text| previous.only_prefix(NETWORK_KEY, text));
-        previous.subnet = subnet.and_then(|text| previous.only_prefix(SUBNET_KEY, text));
+        let network = network.and_then(|text| previous.only_prefix(NETWORK_KEY, text));
+        let subnet = subnet.and_then(|text| previous.only_prefix(SUBNET_KEY, text));
+        let network_v6 = network_v6.and_then(|text| previous.only_prefix(NETWORK_V6_KEY, text));
+        let subnet_v6 = subnet_v6.and_then(|text| previous.only_prefix(SUBNET_V6_KEY, text));
+        previous.networks = Prefixes::new(network, network_v6);
+        previous.subnets = Prefixes::new(subnet, subnet_v6);
         previous
     }
 
+    /// The IPv4 network then.
+    pub fn network(&self) -> Option<Prefix> {
+        self.networks.and_then(Prefixes::v4)
+    }
+
+    /// The IPv4 subnet that this host had.
+    pub fn subnet(&self) -> Option<Prefix> {
+        self.subnets.and_then(Prefixes::v4)
+    }
+
     /// The one valid prefix in a comma-separated list; more than one is none.
-    fn only_prefix(&mut self, key: &str, text: &str) -> Option<Prefix> {
+    fn only_prefix<A: Address>(&mut self, key: &str, text: &str) -> Option<Prefix<A>> {
         let mut prefixes = Vec::new();
         for item in text.split(',') {
             match item.parse() {
@@ -114,6 +130,15 @@ impl Previous {
         }
         prefixes.pop()
     }
+}
+
+/// The lines of a family that there is.
+fn family<A: Address>(keys: [&str; 2], of: Option<(Prefix<A>, Prefix<A>)>) -> String {
+    let [network_key, subnet_key] = keys;
+    of.map_or_else(String::new, |(network, subnet)| {
+        let (address, length) = (subnet.first_host(), subnet.length_bits());
+        format!("{network_key}={network}\n{subnet_key}={address}/{length}\n")
+    })
 }
 
 /// Key and value of a line that is not a comment; `None` without a key.

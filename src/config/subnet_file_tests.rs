@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use rustix::fs::{CWD, FileType};
 
 use super::*;
+use std::net::Ipv4Addr;
 
 /// Where the child of the full-disk test finds its tmpfs.
 const FULL_DISK_DIRECTORY: &str = "WEFT_TEST_FULL_DISK";
@@ -20,8 +21,8 @@ fn prefix(text: &str) -> Prefix {
 
 fn example() -> SubnetFile {
     SubnetFile {
-        network: prefix("10.5.0.0/16"),
-        subnet: prefix("10.5.72.0/24"),
+        networks: prefix("10.5.0.0/16").into(),
+        subnets: prefix("10.5.72.0/24").into(),
         mtu_bytes: 1472,
         masquerade: false,
     }
@@ -44,6 +45,20 @@ fn four_lines_exactly() {
 }
 
 #[test]
+fn six_lines_with_both_families() {
+    let both = |text: &str| text.parse::<Prefixes>().unwrap();
+    let (networks, subnets) =
+        (both("10.5.0.0/16,fd00:5::/48"), both("10.5.72.0/24,fd00:5:0:72::/64"));
+    let file = SubnetFile { networks, subnets, ..example() };
+    let expected = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.72.1/24\n\
+                    FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:72::1/64\n\
+                    FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n";
+    assert_eq!(file.render(), expected);
+    let previous = Previous::parse(expected);
+    assert_eq!((previous.networks, previous.subnets), (Some(networks), Some(subnets)));
+}
+
+#[test]
 fn written_with_directories_and_mode_and_read_back() {
     let directory = directory();
     let path = directory.path().join("run/flannel/subnet.env");
@@ -52,8 +67,8 @@ fn written_with_directories_and_mode_and_read_back() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644);
     assert_eq!(names_in(path.parent().unwrap()), ["subnet.env"], "a temporary file is left");
     let previous = Previous::read(&path).unwrap();
-    assert_eq!(previous.network, Some(example().network));
-    assert_eq!(previous.subnet, Some(example().subnet));
+    assert_eq!(previous.networks, Some(example().networks));
+    assert_eq!(previous.subnets, Some(example().subnets));
     assert!(previous.complaints.is_empty());
 }
 
@@ -232,7 +247,7 @@ fn dotenv_spellings() {
         "FLANNEL_SUBNET=10.5.72.1/24,",
         "FLANNEL_SUBNET=nonsense,10.5.72.1/24",
     ] {
-        assert_eq!(Previous::parse(text).subnet, subnet, "{text:?}");
+        assert_eq!(Previous::parse(text).subnet(), subnet, "{text:?}");
     }
 }
 
@@ -247,7 +262,7 @@ fn what_cannot_be_used_is_said() {
         ("FLANNEL_SUBNET=fd00::1/64", "FLANNEL_SUBNET"),
     ] {
         let previous = Previous::parse(text);
-        assert_eq!(previous.subnet, None, "{text:?}");
+        assert_eq!(previous.subnets, None, "{text:?}");
         assert_eq!(previous.complaints.len(), 1, "{text:?}: {:?}", previous.complaints);
         assert!(previous.complaints[0].contains(complaint), "{:?}", previous.complaints);
     }
@@ -255,7 +270,7 @@ fn what_cannot_be_used_is_said() {
     let expected = Previous { mtu_bytes, ..Previous::default() };
     assert_eq!(Previous::parse("FLANNEL_MTU=1472\n"), expected);
     let network = Previous::parse("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=x\n");
-    assert_eq!(network.network, Some(prefix("10.5.0.0/16")));
+    assert_eq!(network.network(), Some(prefix("10.5.0.0/16")));
 }
 
 #[test]
@@ -273,8 +288,8 @@ proptest! {
     #[test]
     fn any_text_gives_an_answer(text in ".{0,80}|(FLANNEL_SUBNET[=:].{0,20}\n){0,3}") {
         let previous = Previous::parse(&text);
-        prop_assert!(previous.subnet.is_none() || text.contains("FLANNEL_SUBNET"));
-        prop_assert!(previous.network.is_none(), "nothing in the text names a network");
+        prop_assert!(previous.subnets.is_none() || text.contains("FLANNEL_SUBNET"));
+        prop_assert!(previous.networks.is_none(), "nothing in the text names a network");
     }
 
     #[test]
@@ -286,13 +301,13 @@ proptest! {
         masquerade: bool,
     ) {
         let file = SubnetFile {
-            network: Prefix::new(network.into(), lengths.0).unwrap(),
-            subnet: Prefix::new(subnet.into(), lengths.1).unwrap(),
+            networks: Prefix::new(Ipv4Addr::from(network), lengths.0).unwrap().into(),
+            subnets: Prefix::new(Ipv4Addr::from(subnet), lengths.1).unwrap().into(),
             mtu_bytes,
             masquerade,
         };
         let previous = Previous::parse(&file.render());
-        prop_assert_eq!(previous.network, Some(file.network));
-        prop_assert_eq!(previous.subnet, Some(file.subnet));
+        prop_assert_eq!(previous.networks, Some(file.networks));
+        prop_assert_eq!(previous.subnets, Some(file.subnets));
     }
 }

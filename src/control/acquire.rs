@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::config::network::NetworkConfig;
+use crate::config::network::{Family, NetworkConfig, SubnetRange};
 use crate::control::backoff::Backoff;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::error::{AcquireError, StoreError, StoreResult};
@@ -15,9 +15,9 @@ use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
 use crate::control::rejected::Rejected;
-use crate::control::snapshot::{ENTRIES_MAX, Granted, OwnLease, Snapshot};
+use crate::control::snapshot::{ENTRIES_MAX, Granted, OwnLease, Snapshot, Vacancy};
 use crate::control::store::{Leased, Store};
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 
 /// Free subnets to pick from, as in flannel.
 const CANDIDATES: usize = 100;
@@ -30,6 +30,9 @@ const CANDIDATES_MAX: usize = ENTRIES_MAX;
 const TRIES_PER_LISTING: usize = 5;
 /// First and longest pause before another listing: about one and about fifty quorum writes.
 const RACE_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// The same with IPv6, where every write of a lease makes all listings before it worthless: some
+/// thirty nodes a second get subnets, and others that try meanwhile are only load.
+const RACE_PAUSE_DUAL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 /// Listings whose subnets were all lost before the caller gets an error. A node of a thousand that
 /// start at once needs one; in a network with room for just as many, ten. Sixty-four mean that the
 /// store's answers contradict each other.
@@ -48,16 +51,18 @@ impl SubnetManager {
                 let (manager, previous, candidates) = (self, self.previous, CANDIDATES);
                 Search { manager, store, config, attributes, previous, candidates }.lease().await?
             }
-            Store::Assigned(store) => match store.take_assigned(config.network, attributes).await {
-                Err(AcquireError::Store(error)) => self.noted(Err(error))?,
-                answered => {
-                    self.status.edit().store.up = true;
-                    answered?
+            Store::Assigned(store) => {
+                match store.take_assigned(config.networks(), attributes).await {
+                    Err(AcquireError::Store(error)) => self.noted(Err(error))?,
+                    answered => {
+                        self.status.edit().store.up = true;
+                        answered?
+                    }
                 }
-            },
+            }
         };
         let Granted { lease, expires } = granted;
-        Ok(OwnLease { lease, expires, network: config.network })
+        Ok(OwnLease { lease, expires, networks: config.networks() })
     }
 
     /// What the node of `public_ip` published in an earlier run, if anything.
@@ -84,14 +89,15 @@ struct Search<'a> {
     config: &'a NetworkConfig,
     attributes: &'a LeaseAttributes,
     /// The subnet of the last run, until somebody else was seen to have it.
-    previous: Option<Prefix>,
+    previous: Option<Prefixes>,
     /// From how many free subnets one is picked.
     candidates: usize,
 }
 
 impl Search<'_> {
     async fn lease(mut self) -> Result<Granted, AcquireError> {
-        let (manager, mut pause) = (self.manager, Backoff::between(RACE_PAUSE));
+        let dual = self.config.v6.map(|_| RACE_PAUSE_DUAL);
+        let (manager, mut pause) = (self.manager, Backoff::between(dual.unwrap_or(RACE_PAUSE)));
         for _ in 0..LISTINGS_MAX {
             let claimed = manager.claim(self.store, self.attributes.public_ip).await;
             manager.noted_write(claimed)?;
@@ -101,8 +107,9 @@ impl Search<'_> {
                 Ok(Some(granted)) => return Ok(granted),
                 Ok(None) => {}
                 Err(AcquireError::Store(StoreError::Conflict(_))) => {
-                    // Whatever took it, a listing that does not show it would name it again.
-                    self.previous = None;
+                    // Whatever took it, a listing that does not show it would name it again. With
+                    // IPv6 anybody's write since the listing is a conflict, and says nothing of it.
+                    self.previous = self.previous.filter(|_| self.config.v6.is_some());
                     sleep(pause.next_wait()).await;
                 }
                 Err(error) => return Err(error),
@@ -111,45 +118,49 @@ impl Search<'_> {
         Err(AcquireError::Contended(LISTINGS_MAX))
     }
 
-    /// Takes a subnet by what one listing shows; `None` if something changed: list again.
+    /// Takes subnets by what one listing shows; `None` if something changed: list again.
     async fn attempt(&mut self, snapshot: &Snapshot) -> Result<Option<Granted>, AcquireError> {
         let Self { config, attributes, previous, .. } = *self;
         if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
-            return self.reuse(held).await;
+            return self.reuse(held, snapshot).await;
         }
         if let Some(previous) = previous
-            && let Some(lease) = snapshot.leases.iter().find(|lease| lease.subnet == previous)
-            && let moved @ Some(_) = self.move_here(lease).await?
+            && let Some(lease) = snapshot.leases.iter().find(|it| it.subnets.shares_with(previous))
+            && let moved @ Some(_) = self.move_here(lease, snapshot).await?
         {
             return Ok(moved);
         }
-        let mut taken: Vec<Prefix> = snapshot.taken(config.network).collect();
-        let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
+        let mut taken: Vec<Prefixes> = snapshot.taken(config.networks()).collect();
+        let is_free = |subnets: &Prefixes| !taken.iter().any(|other| other.overlaps(*subnets));
+        let mut kept = None;
         if let Some(previous) = previous.filter(is_free) {
-            if config.leasable(previous) {
+            kept = config.leasable(previous);
+            if kept.is_some() {
                 info!("Found previously leased subnet ({previous}), reusing");
-                return Ok(Some(self.create(previous).await?));
+            } else {
+                info!(
+                    "Found previously leased subnet ({previous}) not compatible with the Etcd \
+                     network config, ignoring"
+                );
             }
-            info!(
-                "Found previously leased subnet ({previous}) not compatible with the Etcd \
-                 network config, ignoring"
-            );
         }
         let mut lost = None;
         for _ in 0..TRIES_PER_LISTING {
-            let free = free_subnets(config, taken.clone(), self.candidates);
-            let Some(picked) = fastrand::choice(&free).copied() else { break };
-            if lost.is_none() {
-                let (first, last) = (free[0].network(), free[free.len() - 1].network());
-                info!("Picking subnet in range {first} ... {last}");
-            }
-            match self.create(picked).await {
+            let Some(picked) = self.pick(kept, &taken) else { break };
+            let vacancy = Vacancy { listed: snapshot.revision, replaces: None };
+            match self.create(picked, &vacancy).await {
                 Err(StoreError::Conflict(key)) => lost = Some(key),
                 created => {
                     let created = created?;
-                    self.tell_of_abandoned(snapshot);
+                    if kept.is_none() {
+                        self.tell_of_abandoned(snapshot);
+                    }
                     return Ok(Some(created));
                 }
+            }
+            if kept.is_some() || picked.v6().is_some() {
+                // It was taken just now, or the whole listing is out of date.
+                break;
             }
             taken.push(picked);
             let more = self.candidates.saturating_mul(CANDIDATES_GROWTH);
@@ -159,72 +170,134 @@ impl Search<'_> {
             return Err(StoreError::Conflict(key).into());
         }
         self.manager.status.edit().store.subnets_exhausted += 1;
-        let NetworkConfig { subnet_min, subnet_max, subnet_length_bits, .. } = *config;
-        Err(AcquireError::Exhausted(subnet_min, subnet_max, subnet_length_bits))
+        Err(AcquireError::Exhausted(Box::new(config.bounds())))
+    }
+
+    /// What is `kept`, and of the families that this lacks one of the free subnets each; `None` if
+    /// there is none.
+    fn pick(&self, kept: Option<Prefixes>, taken: &[Prefixes]) -> Option<Prefixes> {
+        let kept = (kept.and_then(Prefixes::v4), kept.and_then(Prefixes::v6));
+        let v4 = match kept.0 {
+            Some(v4) => v4,
+            None => self.one_of(&self.config.v4, taken.iter().filter_map(|it| it.v4()))?,
+        };
+        let v6 = match (kept.1, &self.config.v6) {
+            (Some(v6), _) => Some(v6),
+            (None, Some(range)) => Some(self.one_of(range, taken.iter().filter_map(|it| it.v6()))?),
+            (None, None) => None,
+        };
+        Prefixes::new(Some(v4), v6)
+    }
+
+    /// A free subnet of `range`.
+    fn one_of<A: Family>(
+        &self,
+        range: &SubnetRange<A>,
+        taken: impl Iterator<Item = Prefix<A>>,
+    ) -> Option<Prefix<A>> {
+        let free = free_subnets(range, taken.collect(), self.candidates);
+        let (first, last) = (free.first()?.network(), free.last()?.network());
+        info!("Picking subnet in range {first} ... {last}");
+        fastrand::choice(&free).copied()
     }
 
     /// An entry that can't be read may be anybody's, so it is left alone.
     fn tell_of_abandoned(&self, snapshot: &Snapshot) {
         let Some(previous) = self.previous else { return };
-        let is_its = |entry: &&Rejected| entry.key == previous.key();
+        let is_its = |entry: &&Rejected| {
+            Prefixes::from_key(&entry.key).is_some_and(|subnets| subnets.overlaps(previous))
+        };
         if let Some(Rejected { key, detail, .. }) = snapshot.rejected.iter().find(is_its) {
             cut_off(previous, format_args!("its entry {key} can't be used ({detail})"));
         }
     }
 
-    /// Takes the subnet that the node has by the store, or deletes an entry that it can't use.
-    async fn reuse(&self, held: &Lease) -> Result<Option<Granted>, AcquireError> {
+    /// Takes the subnets that the node has by the store, or deletes an entry that it can't use.
+    async fn reuse(
+        &self,
+        held: &Lease,
+        snapshot: &Snapshot,
+    ) -> Result<Option<Granted>, AcquireError> {
         let Self { manager, store, attributes, .. } = *self;
-        let (subnet, public_ip) = (held.subnet, attributes.public_ip);
-        if self.config.leasable(subnet) {
-            info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
-            if let Some(before) = self.previous.filter(|before| *before != subnet) {
-                cut_off(before, format_args!("the store has {subnet} for this node"));
+        let (subnets, public_ip) = (held.subnets, attributes.public_ip);
+        if self.config.leasable(subnets).is_some() {
+            info!("Found lease ({subnets}) for current IP ({public_ip}), reusing");
+            let before = self.previous.filter(|before| !subnets.shares_with(*before));
+            if let Some(before) = before {
+                cut_off(before, format_args!("the store has {subnets} for this node"));
             }
-            let lease = Lease { attributes: attributes.clone(), ..held.clone() };
-            let updated = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
-            return Ok(Some(manager.noted_write(updated)?));
+            return self.keep(held, snapshot).await;
         }
         info!(
-            "Found lease ({subnet}) for current IP ({public_ip}) but not compatible with current \
+            "Found lease ({subnets}) for current IP ({public_ip}) but not compatible with current \
              config, deleting"
         );
         manager.noted_write(store.delete(held).await)?;
         Ok(None)
     }
 
-    /// Takes the subnet of the last run along from the address that this host had then: pods of
-    /// that run have addresses of it. `None` if it is another node's by now.
-    async fn move_here(&self, lease: &Lease) -> Result<Option<Granted>, AcquireError> {
+    /// Takes the subnets of the last run along from the address that this host had then: pods of
+    /// that run have addresses of them. `None` if they are another node's by now.
+    async fn move_here(
+        &self,
+        lease: &Lease,
+        snapshot: &Snapshot,
+    ) -> Result<Option<Granted>, AcquireError> {
         let Self { manager, store, config, attributes, .. } = *self;
-        let (subnet, before) = (lease.subnet, lease.attributes.public_ip);
-        if !config.leasable(subnet) || !manager.noted(store.is_claimed_by_us(before).await)? {
-            cut_off(subnet, format_args!("that is leased to {before} now"));
+        let (subnets, before) = (lease.subnets, lease.attributes.public_ip);
+        let is_usable = config.leasable(subnets).is_some();
+        if !is_usable || !manager.noted(store.is_claimed_by_us(before).await)? {
+            cut_off(subnets, format_args!("that is leased to {before} now"));
             return Ok(None);
         }
         let public_ip = attributes.public_ip;
         info!(
-            "Found previously leased subnet ({subnet}), whose PublicIP goes from {before} to \
+            "Found previously leased subnet ({subnets}), whose PublicIP goes from {before} to \
              {public_ip}, reusing"
         );
-        let lease = Lease { attributes: attributes.clone(), ..lease.clone() };
-        let moved = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
-        Ok(Some(manager.noted_write(moved)?))
+        self.keep(lease, snapshot).await
     }
 
-    /// Takes a subnet, unless somebody else took it meanwhile.
-    async fn create(&self, subnet: Prefix) -> StoreResult<Granted> {
+    /// Writes this node's entry anew, with the attributes of now. One of other families than nodes
+    /// have by the configuration makes room for one that has the same subnet of those that stay;
+    /// `None` if there is no subnet for a family that comes.
+    async fn keep(
+        &self,
+        held: &Lease,
+        snapshot: &Snapshot,
+    ) -> Result<Option<Granted>, AcquireError> {
+        let Self { manager, store, config, attributes, .. } = *self;
+        let ttl = manager.timing.lease_ttl;
+        if config.is_leasable(held.subnets) {
+            let lease = Lease { attributes: attributes.clone(), ..held.clone() };
+            let updated = store.write(&lease, ttl, Phase::Starts).await;
+            return Ok(Some(manager.noted_write(updated)?));
+        }
+        let taken: Vec<_> = snapshot.taken(config.networks()).collect();
+        let Some(subnets) = self.pick(config.leasable(held.subnets), &taken) else {
+            return Err(AcquireError::Exhausted(Box::new(config.bounds())));
+        };
+        info!(
+            "The configuration has other families now: the lease of {} becomes {subnets}",
+            held.subnets
+        );
+        let vacancy = Vacancy { listed: snapshot.revision, replaces: Some(held.clone()) };
+        Ok(Some(self.create(subnets, &vacancy).await?))
+    }
+
+    /// Takes subnets, unless somebody else took them meanwhile.
+    async fn create(&self, subnets: Prefixes, vacancy: &Vacancy) -> StoreResult<Granted> {
         let Self { manager, store, attributes, .. } = *self;
-        let wanted = Lease::wanted(subnet, attributes.clone());
-        let created = store.write(&wanted, manager.timing.lease_ttl, Phase::Starts).await;
+        let wanted = Lease::wanted(subnets, attributes.clone());
+        let created = store.create(&wanted, vacancy, manager.timing.lease_ttl, Phase::Starts).await;
         manager.noted_write(created).inspect(|_| {
-            info!("Allocated lease ({subnet}) to current node ({})", attributes.public_ip);
+            info!("Allocated lease ({subnets}) to current node ({})", attributes.public_ip);
         })
     }
 }
 
 /// Warns that pods lose their network, because the node gets another `subnet` than before.
-fn cut_off(subnet: Prefix, why: std::fmt::Arguments<'_>) {
+fn cut_off(subnet: Prefixes, why: std::fmt::Arguments<'_>) {
     warn!(
         "This node's last subnet was {subnet}, and {why}: pods that run here with addresses of it \
          are cut off, restart them"

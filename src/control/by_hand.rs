@@ -9,9 +9,9 @@ use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
-use crate::control::snapshot::Snapshot;
+use crate::control::snapshot::{Snapshot, Vacancy};
 use crate::control::store::{Leased, Store};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Why nothing was done.
 #[derive(Debug, thiserror::Error)]
@@ -37,20 +37,27 @@ impl SubnetManager {
     }
 
     /// Assigns `subnet` to the node of `public_ip` for ever; it takes it when it starts.
-    pub async fn reserve(&self, subnet: Prefix, public_ip: Ipv4Addr) -> Result<Lease, ByHandError> {
+    pub async fn reserve(
+        &self,
+        subnet: Prefixes,
+        public_ip: Ipv4Addr,
+    ) -> Result<Lease, ByHandError> {
         let store = self.writable()?;
         let config = NetworkConfig::parse(&self.store.config().await?)?;
-        may_reserve(&config, &self.store.list().await?, subnet, public_ip)?;
+        let snapshot = self.store.list().await?;
+        may_reserve(&config, &snapshot, subnet, public_ip)?;
         let reservation = Lease::reservation(subnet, LeaseAttributes::udp(public_ip));
-        Ok(store.write(&reservation, self.timing.lease_ttl, Phase::Runs).await?.lease)
+        let vacancy = Vacancy { listed: snapshot.revision, replaces: None };
+        let ttl = self.timing.lease_ttl;
+        Ok(store.create(&reservation, &vacancy, ttl, Phase::Runs).await?.lease)
     }
 
     /// Deletes the lease or reservation of `subnet`, unless its node lives, or may live and the
     /// operator is not `sure` that it is gone.
-    pub async fn release(&self, subnet: Prefix, sure: bool) -> Result<Lease, ByHandError> {
+    pub async fn release(&self, subnet: Prefixes, sure: bool) -> Result<Lease, ByHandError> {
         let store = self.writable()?;
         let snapshot = self.store.list().await?;
-        let found = snapshot.leases.into_iter().find(|lease| lease.subnet == subnet);
+        let found = snapshot.leases.into_iter().find(|lease| lease.subnets == subnet);
         let lease = found.ok_or_else(|| refused(format!("the store has no lease of {subnet}")))?;
         let public_ip = lease.attributes.public_ip;
         if let Some(holder) = store.claimed_by(public_ip).await? {
@@ -87,29 +94,26 @@ fn refused(why: String) -> ByHandError {
 fn may_reserve(
     config: &NetworkConfig,
     snapshot: &Snapshot,
-    subnet: Prefix,
+    subnet: Prefixes,
     public_ip: Ipv4Addr,
 ) -> Result<(), ByHandError> {
-    let NetworkConfig { network, subnet_length_bits, subnet_min, subnet_max, .. } = *config;
+    let networks = config.networks();
+    let is_pods = |subnets: Prefixes| subnets.v4().is_some_and(|it| it.contains(public_ip));
     let why = if !is_host_address(public_ip) {
         format!("{public_ip} is not the address of one host")
-    } else if subnet.contains(public_ip)
-        || snapshot.taken(network).any(|taken| taken.contains(public_ip))
-    {
+    } else if is_pods(subnet) || snapshot.taken(networks).any(is_pods) {
         format!("{public_ip} lies in a subnet of pods, where no datagram of the tunnel may go")
-    } else if !config.leasable(subnet) {
-        format!(
-            "{subnet} is no subnet that nodes lease here: a /{subnet_length_bits} from \
-             {subnet_min} to {subnet_max}"
-        )
-    } else if let Some(other) = snapshot.taken(network).find(|other| other.overlaps(subnet)) {
-        let lease = snapshot.leases.iter().find(|lease| lease.subnet == other);
+    } else if !config.is_leasable(subnet) {
+        let [first, last] = config.bounds();
+        format!("{subnet} is no subnet that nodes lease here: they are {first} to {last}")
+    } else if let Some(other) = snapshot.taken(networks).find(|other| other.overlaps(subnet)) {
+        let lease = snapshot.leases.iter().find(|lease| lease.subnets == other);
         let of = lease.map(|lease| format!(" of {}", lease.attributes.public_ip));
         format!("{subnet} is taken: the store has {other}{}", of.unwrap_or_default())
-    } else if let Some(Lease { subnet, .. }) =
+    } else if let Some(Lease { subnets, .. }) =
         snapshot.leases.iter().find(|lease| lease.attributes.public_ip == public_ip)
     {
-        format!("the node {public_ip} has {subnet} already: release that first")
+        format!("the node {public_ip} has {subnets} already: release that first")
     } else {
         return Ok(());
     };
@@ -126,10 +130,10 @@ mod tests {
     }
 
     fn snapshot() -> Snapshot {
-        let subnet: Prefix = "10.5.7.0/24".parse().unwrap();
+        let subnets: Prefixes = "10.5.7.0/24".parse().unwrap();
         let attributes = LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 7));
-        let (key, lifetime) = (subnet.key(), Lifetime::Reservation);
-        let lease = Lease { subnet, key, attributes, revision: 1, created_revision: 1, lifetime };
+        let (key, lifetime) = (subnets.key(), Lifetime::Reservation);
+        let lease = Lease { subnets, key, attributes, revision: 1, created_revision: 1, lifetime };
         Snapshot { leases: vec![lease], ..Snapshot::default() }
     }
 
@@ -141,12 +145,15 @@ mod tests {
         };
         assert!(refusal("10.5.8.0/24", 8).is_ok());
         let mut foreign = snapshot();
-        foreign.leases[0].subnet = "10.0.0.0/8".parse().unwrap();
+        foreign.leases[0].subnets = "10.0.0.0/8".parse().unwrap();
         let (subnet, ip) = ("10.5.8.0/24".parse().unwrap(), Ipv4Addr::new(192, 0, 2, 8));
         may_reserve(&config(), &foreign, subnet, ip).expect("a foreign key takes nothing");
         for subnet in ["10.6.8.0/24", "10.5.0.0/24", "10.5.8.0/25"] {
             let error = refusal(subnet, 8).unwrap_err().to_string();
-            assert!(error.contains(subnet) && error.contains("/24 from 10.5.1.0 to"), "{error}");
+            assert!(
+                error.contains(subnet) && error.contains("10.5.1.0/24 to 10.5.255.0/24"),
+                "{error}"
+            );
         }
         let taken = refusal("10.5.7.0/24", 8).unwrap_err().to_string();
         assert!(taken.contains("10.5.7.0/24 of 192.0.2.7"), "{taken}");

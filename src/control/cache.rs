@@ -18,7 +18,7 @@ use crate::control::rejected::Rejected;
 use crate::control::snapshot::ENTRIES_MAX;
 use crate::control::{clock, peers};
 use crate::failure::with_causes;
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Oldest cache that a start may use: a lease's life. A node that was away for longer has lost its
 /// subnet by the rules of the store.
@@ -45,8 +45,8 @@ pub struct Known {
     pub revision: i64,
     /// Which store it was; 0 if it did not say.
     pub cluster: u64,
-    /// The cluster's network.
-    pub network: Prefix,
+    /// The cluster's networks.
+    pub networks: Prefixes,
     /// The own entry.
     pub own: Lease,
     /// When its lease ends, in seconds since 1970; `None` for a reservation.
@@ -60,10 +60,10 @@ pub struct Known {
 pub struct Expected<'a> {
     /// Which store is used, in [`crate::config::options::StoreOptions::identity`]'s words.
     pub store: &'a str,
-    /// The network by the subnet file.
-    pub network: Prefix,
-    /// The own subnet by the subnet file.
-    pub subnet: Prefix,
+    /// The networks by the subnet file.
+    pub networks: Prefixes,
+    /// The own subnets by the subnet file.
+    pub subnets: Prefixes,
     /// The own public address.
     pub public_ip: Ipv4Addr,
     /// Seconds since 1970.
@@ -113,7 +113,7 @@ struct Entry {
 
 /// The file's bytes.
 pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<u8>, CacheError> {
-    let Known { as_of_unix, revision, cluster, network: _, own, ends_unix, peers } = known;
+    let Known { as_of_unix, revision, cluster, networks: _, own, ends_unix, peers } = known;
     let json = serde_json::value::to_raw_value;
     let document = Document {
         as_of_unix: *as_of_unix,
@@ -147,24 +147,24 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
         let why = with_causes(&error);
         CacheError(format!("the network configuration in it cannot be used: {why}"))
     })?;
-    same("network", config.network, expected.network)?;
+    same("network", config.networks(), expected.networks)?;
     let own = own.lease()?;
-    same("subnet", own.subnet, expected.subnet)?;
+    same("subnet", own.subnets, expected.subnets)?;
     same("public address", own.attributes.public_ip, expected.public_ip)?;
-    if !config.leasable(own.subnet) {
+    if !config.is_leasable(own.subnets) {
         return Err(unusable(
             &own.key,
             "the network configuration in it does not allow this subnet",
         ));
     }
-    let network = config.network;
+    let networks = config.networks();
     let leases = peers.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
-    let (peers, rejected) = peers::select(leases.iter(), &own, network);
+    let (peers, rejected) = peers::select(leases.iter(), &own, networks);
     if let Some(Rejected { key, detail, .. }) = rejected.first() {
         return Err(unusable(key, detail));
     }
     let peers = Arc::new(peers);
-    let known = Known { as_of_unix, revision, cluster, network, own, ends_unix, peers };
+    let known = Known { as_of_unix, revision, cluster, networks, own, ends_unix, peers };
     Ok(Cache { config, known })
 }
 

@@ -3,9 +3,9 @@
 
 use std::net::Ipv4Addr;
 
-use crate::config::network::NetworkConfig;
+use crate::config::network::{Family, NetworkConfig, SubnetRange};
 use crate::control::lease::{Lease, Lifetime};
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 
 /// The lease that `public_ip` holds already. Of several, a compatible one comes first, then a
 /// reservation, then the one of the last run.
@@ -13,30 +13,31 @@ pub fn held_by<'a>(
     leases: &'a [Lease],
     public_ip: Ipv4Addr,
     config: &NetworkConfig,
-    previous: Option<Prefix>,
+    previous: Option<Prefixes>,
 ) -> Option<&'a Lease> {
     leases.iter().filter(|lease| lease.attributes.public_ip == public_ip).max_by_key(|lease| {
         (
-            config.leasable(lease.subnet),
+            config.is_leasable(lease.subnets),
+            config.leasable(lease.subnets).is_some(),
             lease.lifetime == Lifetime::Reservation,
-            Some(lease.subnet) == previous,
+            Some(lease.subnets) == previous,
         )
     })
 }
 
-/// Up to `count_max` subnets of the configuration, from the lowest, that overlap none of `taken`.
-pub fn free_subnets(
-    config: &NetworkConfig,
-    mut taken: Vec<Prefix>,
+/// Up to `count_max` subnets of `range`, from the lowest, that overlap none of `taken`.
+pub fn free_subnets<A: Family>(
+    range: &SubnetRange<A>,
+    mut taken: Vec<Prefix<A>>,
     count_max: usize,
-) -> Vec<Prefix> {
+) -> Vec<Prefix<A>> {
     taken.sort_unstable();
     let mut taken = taken.into_iter().peekable();
     let mut free = Vec::new();
     // The highest address of all taken subnets that begin at or before the candidate.
-    let mut taken_until: Option<Ipv4Addr> = None;
-    let mut candidate = Prefix::new(config.subnet_min, config.subnet_length_bits);
-    while let Some(subnet) = candidate.filter(|subnet| subnet.network() <= config.subnet_max) {
+    let mut taken_until: Option<A> = None;
+    let mut candidate = Prefix::new(range.subnet_min, range.subnet_length_bits);
+    while let Some(subnet) = candidate.filter(|subnet| subnet.network() <= range.subnet_max) {
         while let Some(other) = taken.next_if(|other| other.network() <= subnet.last()) {
             taken_until = taken_until.max(Some(other.last()));
         }

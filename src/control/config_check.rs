@@ -97,7 +97,7 @@ async fn compare(manager: &SubnetManager, used: &NetworkConfig) -> Compared {
 
 /// What differs in `found` from `used`, for an operator; `None` if nothing does.
 fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
-    let (network, used_network) = (found.network, used.network);
+    let (network, used_network) = (found.networks(), used.networks());
     if network != used_network {
         return Some(format!(
             "is now for {network}, and not for {used_network}, in which this node has its subnet"
@@ -105,9 +105,9 @@ fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
     }
     let (used, found) = (used.to_json(), found.to_json());
     let mut changed = Vec::new();
-    for key in ["SubnetLen", "SubnetMin", "SubnetMax", "EnableNFTables", "Backend"] {
-        if found[key] != used[key] {
-            let found = if key == "Backend" { shown(&found[key]) } else { found[key].clone() };
+    for (key, found) in found.as_object().into_iter().flatten() {
+        if *found != used[key] {
+            let found = if key == "Backend" { shown(found) } else { found.clone() };
             let text = found.as_str().map_or_else(|| found.to_string(), str::to_owned);
             let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
             changed.push(format!("{key} {shown}"));

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use crate::config::whole_file::FileError;
 use crate::control::lease::ValueError;
+use crate::route::Prefixes;
 
 /// Why a store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -90,10 +91,11 @@ pub struct ConnectError(pub(super) String);
 pub enum AcquireError {
     /// Every subnet, from the first to the last that may be leased, is taken.
     #[error(
-        "out of subnets: all from {0}/{2} to {1}/{2} are taken; remove leases of nodes that are \
-         gone, or enlarge the network"
+        "out of subnets: all from {} to {} are taken; remove leases of nodes that are gone, or \
+         enlarge the network",
+        .0[0], .0[1]
     )]
-    Exhausted(Ipv4Addr, Ipv4Addr, u8),
+    Exhausted(Box<[Prefixes; 2]>),
     /// Others were faster, again and again.
     #[error("lost the races for all subnets of {0} listings against other nodes")]
     Contended(u32),

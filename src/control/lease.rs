@@ -13,27 +13,23 @@ use crate::backend_kind::{BackendKind, BackendName};
 use crate::control::clock;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
 /// 400 bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Longest key accepted: a dual-stack key has at most 62 characters.
 const KEY_CHARS_MAX: usize = 64;
-/// Longest subnet that flannel's key parser takes (five bits).
-const KEY_LENGTH_BITS_MAX: u8 = 31;
-/// Longest IPv6 prefix that flannel's key parser takes (seven bits).
-const KEY_V6_LENGTH_BITS_MAX: u8 = 127;
 
-/// All other nodes by their subnets.
-pub type Peers = BTreeMap<Prefix, Lease>;
+/// All other nodes by those of their subnets that lie in the network.
+pub type Peers = BTreeMap<Prefixes, Lease>;
 
-/// One subnet and the node that holds it.
+/// The subnets of one node, and what it publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// The subnet of the node's pods.
-    pub subnet: Prefix,
-    /// The key below `subnets/`, which may name an IPv6 subnet as well.
+    /// The subnets of the node's pods.
+    pub subnets: Prefixes,
+    /// The key below `subnets/`, as it is spelled there.
     pub key: String,
     /// What the node publishes.
     pub attributes: LeaseAttributes,
@@ -233,22 +229,6 @@ impl From<String> for Name {
     }
 }
 
-/// Reads a key below `subnets/`: `10.5.34.0-24`, or flannel's dual-stack form
-/// `10.5.34.0-24&fd00:5:34::-64`, of which the IPv4 part counts. flannel's form without one,
-/// `0.0.0.0-0&fd00:5:34::-64`, names no IPv4 subnet.
-pub fn parse_key(key: &str) -> Option<Prefix> {
-    let (v4, v6) = key.split_once('&').map_or((key, None), |(v4, v6)| (v4, Some(v6)));
-    if let Some(v6) = v6 {
-        let (address, length) = v6.rsplit_once('-')?;
-        address.parse::<Ipv6Addr>().ok()?;
-        let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
-        let length: u8 = length.parse().ok().filter(|_| is_number)?;
-        (length <= KEY_V6_LENGTH_BITS_MAX).then_some(())?;
-    }
-    let is_subnet = |subnet: &Prefix| (1..=KEY_LENGTH_BITS_MAX).contains(&subnet.length_bits());
-    Prefix::from_key(v4).ok().filter(is_subnet)
-}
-
 impl Lifetime {
     /// Of a key in etcd, which that etcd lease ends, at a time that only its owner knows; 0 for
     /// none.
@@ -272,15 +252,20 @@ impl Lifetime {
 
 impl Lease {
     /// To be taken for a while; no store has it yet.
-    pub fn wanted(subnet: Prefix, attributes: LeaseAttributes) -> Self {
+    pub fn wanted(subnets: Prefixes, attributes: LeaseAttributes) -> Self {
         let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
-        Self { lifetime, ..Self::reservation(subnet, attributes) }
+        Self { lifetime, ..Self::reservation(subnets, attributes) }
     }
 
     /// To be kept for ever; no store has it yet.
-    pub fn reservation(subnet: Prefix, attributes: LeaseAttributes) -> Self {
-        let (key, lifetime) = (subnet.key(), Lifetime::Reservation);
-        Self { subnet, key, attributes, revision: 0, created_revision: 0, lifetime }
+    pub fn reservation(subnets: Prefixes, attributes: LeaseAttributes) -> Self {
+        let (key, lifetime) = (subnets.key(), Lifetime::Reservation);
+        Self { subnets, key, attributes, revision: 0, created_revision: 0, lifetime }
+    }
+
+    /// The IPv4 subnet.
+    pub fn v4(&self) -> Option<Prefix> {
+        self.subnets.v4()
     }
 
     /// Reads one entry of a store as the local one has it: its value tells the lease's end, nothing
@@ -288,16 +273,16 @@ impl Lease {
     pub fn decode(key: &[u8], value: &[u8], revision: i64) -> Result<Self, Rejected> {
         let rejected = |key, reason, detail| Rejected { key, reason, detail, revision };
         let text = std::str::from_utf8(key).ok().filter(|text| text.len() <= KEY_CHARS_MAX);
-        let Some((key, subnet)) = text.and_then(|text| Some((text.to_owned(), parse_key(text)?)))
-        else {
+        let parsed = text.and_then(|text| Some((text.to_owned(), Prefixes::from_key(text)?)));
+        let Some((key, subnets)) = parsed else {
             let shown = String::from_utf8_lossy(key).chars().take(KEY_CHARS_MAX).collect();
-            let detail = "the key names no IPv4 subnet such as 10.5.34.0-24".to_owned();
+            let detail = "the key names no subnet such as 10.5.34.0-24".to_owned();
             return Err(rejected(shown, RejectReason::BadKey, detail));
         };
         match LeaseAttributes::with_end_from_json(value) {
             Ok((attributes, expires_unix)) => {
                 let lifetime = Lifetime::until(expires_unix);
-                Ok(Self { key, revision, lifetime, ..Self::reservation(subnet, attributes) })
+                Ok(Self { key, revision, lifetime, ..Self::reservation(subnets, attributes) })
             }
             Err(error) => Err(rejected(key, error.reason(), with_causes(&error))),
         }

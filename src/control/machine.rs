@@ -220,8 +220,8 @@ impl Machine {
         random: fastrand::Rng,
         now: Now,
     ) -> Self {
-        let Known { as_of_unix, revision, cluster, network, own, ends_unix: _, peers } = known;
-        let own = OwnLease { lease: own, expires: Some(now.boot), network };
+        let Known { as_of_unix, revision, cluster, networks, own, ends_unix: _, peers } = known;
+        let own = OwnLease { lease: own, expires: Some(now.boot), networks };
         let mut machine = Self::new(own, timing, random, now);
         (machine.from_cache, machine.renew_at) = (true, None);
         (machine.newest, machine.cluster, machine.heard_unix) = (revision, cluster, as_of_unix);
@@ -348,7 +348,7 @@ impl Machine {
 
     /// The own lease is lost, for the reason `why`.
     fn give_up(&mut self, why: String, new_owner: Option<Ipv4Addr>) {
-        self.warn(format!("The lease of {} {why}; giving it up", self.own.lease.subnet));
+        self.warn(format!("The lease of {} {why}; giving it up", self.own.lease.subnets));
         self.own_entry = OwnEntry::Lost;
         self.commands.push(Command::End(End { new_owner }));
     }
@@ -381,8 +381,8 @@ impl Machine {
 
     fn publish(&mut self) {
         self.publish_at = None;
-        let OwnLease { lease: own, network, .. } = &self.own;
-        let (mut peers, rejected) = peers::select(self.mirror.values(), own, *network);
+        let OwnLease { lease: own, networks, .. } = &self.own;
+        let (mut peers, rejected) = peers::select(self.mirror.values(), own, *networks);
         let unused = self.unreadable.values().cloned().chain(rejected).collect();
         self.commands.push(Command::Unused(unused));
         if let Some(released) = self.stale.join(&mut peers, self.now.boot, self.outage.is_some()) {
@@ -412,12 +412,12 @@ impl Machine {
     pub(super) fn remember(&mut self) {
         let is_settled = !self.from_cache && self.moved_from.is_empty();
         let Some(peers) = self.published.as_ref().filter(|_| is_settled) else { return };
-        let (own, network) = (self.own.lease.clone(), self.own.network);
+        let (own, networks) = (self.own.lease.clone(), self.own.networks);
         self.commands.push(Command::Remember(Known {
             as_of_unix: self.heard_unix,
             revision: self.newest,
             cluster: self.cluster,
-            network,
+            networks,
             own,
             ends_unix: self.ends_unix(),
             peers: Arc::clone(peers),

@@ -22,7 +22,7 @@ use crate::control::store::local::LocalStore;
 use crate::control::store::{Leased, Store};
 use crate::control::timing::{PUBLISH_WINDOW_NODES, RELIST_PERIOD_NODES, Timing};
 use crate::failure::with_causes;
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Between two questions whether the store takes writes: an operator sees within half a minute why
 /// new nodes get nothing, and a thousand nodes ask 33 times a second.
@@ -31,7 +31,7 @@ pub const ALARM_PERIOD: Duration = Duration::from_secs(30);
 /// This node's access to the leases.
 pub struct SubnetManager {
     pub(super) store: Store,
-    pub(super) previous: Option<Prefix>,
+    pub(super) previous: Option<Prefixes>,
     pub(super) status: Arc<ControlStatus>,
     pub(super) timing: Timing,
     pub(super) known: watch::Sender<Option<Arc<Known>>>,
@@ -41,10 +41,10 @@ pub struct SubnetManager {
 impl SubnetManager {
     /// Checks the options and prepares the store, which need not be reachable yet. In a pod that
     /// does not know its Node, the API has to tell.
-    /// `previous` is the subnet of the last run, from the subnet file.
+    /// `previous` are the subnets of the last run, from the subnet file.
     pub async fn connect(
         options: &StoreOptions,
-        previous: Option<Prefix>,
+        previous: Option<Prefixes>,
     ) -> Result<Self, ConnectError> {
         let store = match options {
             StoreOptions::Kube(options) => {
@@ -63,7 +63,7 @@ impl SubnetManager {
         Ok(Self::over(store, previous))
     }
 
-    pub(super) fn over(store: Store, previous: Option<Prefix>) -> Self {
+    pub(super) fn over(store: Store, previous: Option<Prefixes>) -> Self {
         let known = watch::Sender::new(None);
         let (status, timing, used_config) = (Arc::default(), Timing::default(), OnceLock::new());
         Self { store, previous, status, timing, known, used_config }
@@ -218,7 +218,7 @@ mod tests {
         });
         let manager = SubnetManager::connect(&options, None).await.unwrap();
         assert_eq!(manager.describe(), "Etcd Local Manager with Previous Subnet: None");
-        let previous = "10.5.34.0/24".parse().ok();
+        let previous = Prefixes::from_key("10.5.34.0-24");
         let manager = SubnetManager::connect(&options, previous).await.unwrap();
         assert_eq!(manager.describe(), "Etcd Local Manager with Previous Subnet: 10.5.34.0/24");
     }

@@ -2,40 +2,42 @@
 //! always give the same peers, whatever the order in which they came.
 
 use crate::config::options::is_host_address;
+use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
+
 use crate::control::lease::{Lease, Peers};
 use crate::control::rejected::{RejectReason, Rejected};
-use crate::route::Prefix;
+use crate::route::{Address, Prefix, Prefixes};
 
-/// The usable leases in `network` of other nodes than the one of `own`, and what is wrong with the
-/// rest.
+/// The usable leases in `networks` of other nodes than the one of `own`, and what is wrong with the
+/// rest. What of a lease lies outside of them is left out.
 ///
 /// Of leases that overlap, the one made first stays: a later one cannot take traffic away.
 pub fn select<'a>(
     leases: impl Iterator<Item = &'a Lease>,
     own: &Lease,
-    network: Prefix,
+    networks: Prefixes,
 ) -> (Peers, Vec<Rejected>) {
     let mut rejected = Vec::new();
     let mut usable = Vec::new();
     for lease in leases.filter(|lease| lease.key != own.key) {
-        match objection(lease, own, network) {
-            None => usable.push(lease),
-            Some((reason, detail)) => rejected.push(rejection(lease, reason, detail)),
+        match inside(lease, own, networks) {
+            Ok(subnets) => usable.push((subnets, lease)),
+            Err((reason, detail)) => rejected.push(rejection(lease, reason, detail)),
         }
     }
     // Where the store does not tell which is older, an entry of another size than all others have
     // takes nobody's place.
-    let order = |lease: &&Lease| {
-        let is_odd = lease.subnet.length_bits() != own.subnet.length_bits();
-        (lease.created_revision, is_odd)
+    let order = |(subnets, lease): &(Prefixes, &Lease)| {
+        (lease.created_revision, !subnets.has_lengths_of(own.subnets))
     };
-    usable.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.key.cmp(&b.key)));
-    let mut peers = Peers::new();
-    for lease in usable {
-        if overlapping(&peers, lease.subnet).is_none() {
-            peers.insert(lease.subnet, lease.clone());
+    usable.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.1.key.cmp(&b.1.key)));
+    let (mut peers, mut taken) = (Peers::new(), Taken::default());
+    for (subnets, lease) in usable {
+        if taken.add(subnets) {
+            peers.insert(subnets, Lease { subnets, ..lease.clone() });
         } else {
-            let detail = format!("{} overlaps an older lease", lease.subnet);
+            let detail = format!("{subnets} overlaps an older lease");
             rejected.push(rejection(lease, RejectReason::OverlapsOther, detail));
         }
     }
@@ -50,34 +52,69 @@ pub fn same_ways(a: &Peers, b: &Peers) -> bool {
         })
 }
 
-fn objection(lease: &Lease, own: &Lease, network: Prefix) -> Option<(RejectReason, String)> {
-    let (subnet, address) = (lease.subnet, lease.attributes.public_ip);
-    if !network.covers(subnet) {
-        let detail = format!("{subnet} lies outside the network {network}");
-        Some((RejectReason::OutsideNetwork, detail))
-    } else if subnet.overlaps(own.subnet) {
-        let detail = format!("{subnet} overlaps this node's {}", own.subnet);
-        Some((RejectReason::OverlapsOwn, detail))
+/// What of `lease` may be used.
+fn inside(
+    lease: &Lease,
+    own: &Lease,
+    networks: Prefixes,
+) -> Result<Prefixes, (RejectReason, String)> {
+    let (of, address) = (lease.subnets, lease.attributes.public_ip);
+    let Some(subnets) = of.within(networks) else {
+        let detail = format!("{of} lies outside the network {networks}");
+        return Err((RejectReason::OutsideNetwork, detail));
+    };
+    let holds = |address| networks.v4().is_some_and(|network| network.contains(address));
+    if subnets.overlaps(own.subnets) {
+        Err((RejectReason::OverlapsOwn, format!("{of} overlaps this node's {}", own.subnets)))
     } else if address == own.attributes.public_ip {
-        Some((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
+        Err((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
     } else if !is_host_address(address) {
-        Some((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
-    } else if network.contains(address) && !network.contains(own.attributes.public_ip) {
+        Err((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
+    } else if holds(address) && !holds(own.attributes.public_ip) {
         // The route to the pods' network leads there, into the tunnel again.
-        let detail = format!("its PublicIP {address} lies in the pods' network {network}");
-        Some((RejectReason::BadAddress, detail))
+        let detail = format!("its PublicIP {address} lies in the pods' network {networks}");
+        Err((RejectReason::BadAddress, detail))
     } else {
-        None
+        Ok(subnets)
     }
 }
 
-/// The one of `peers`, which do not overlap each other, that overlaps `subnet`. Prefixes sort by
+/// Subnets of which no two overlap.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    v4: BTreeSet<Prefix>,
+    v6: BTreeSet<Prefix<Ipv6Addr>>,
+}
+
+impl Taken {
+    /// Those of `peers`.
+    pub(super) fn by(peers: &Peers) -> Self {
+        let v4 = peers.keys().filter_map(|subnets| subnets.v4()).collect();
+        Self { v4, v6: peers.keys().filter_map(|subnets| subnets.v6()).collect() }
+    }
+
+    /// Whether one of them overlaps `subnets`.
+    pub(super) fn overlaps(&self, subnets: Prefixes) -> bool {
+        subnets.v4().is_some_and(|subnet| overlapped(&self.v4, subnet))
+            || subnets.v6().is_some_and(|subnet| overlapped(&self.v6, subnet))
+    }
+
+    /// Adds `subnets` unless one of them overlaps; returns whether they were added.
+    fn add(&mut self, subnets: Prefixes) -> bool {
+        let is_free = !self.overlaps(subnets);
+        if is_free {
+            self.v4.extend(subnets.v4());
+            self.v6.extend(subnets.v6());
+        }
+        is_free
+    }
+}
+
+/// Whether one of `taken`, which do not overlap each other, overlaps `subnet`. Prefixes sort by
 /// network, so only the neighbours can.
-pub(super) fn overlapping(peers: &Peers, subnet: Prefix) -> Option<Prefix> {
-    let below = peers.range(..=subnet).next_back();
-    let above = peers.range(subnet..).next();
-    let neighbours = below.into_iter().chain(above);
-    neighbours.map(|(prefix, _)| *prefix).find(|prefix| prefix.overlaps(subnet))
+fn overlapped<A: Address>(taken: &BTreeSet<Prefix<A>>, subnet: Prefix<A>) -> bool {
+    let neighbours = [taken.range(..=subnet).next_back(), taken.range(subnet..).next()];
+    neighbours.into_iter().flatten().any(|other| other.overlaps(subnet))
 }
 
 fn rejection(lease: &Lease, reason: RejectReason, detail: String) -> Rejected {
@@ -90,10 +127,10 @@ mod tests {
     use crate::control::lease::{LeaseAttributes, Lifetime};
 
     fn lease(subnet: &str, public_ip: &str, created_revision: i64) -> Lease {
-        let subnet: Prefix = subnet.parse().unwrap();
+        let subnets: Prefixes = subnet.parse().unwrap();
         Lease {
-            subnet,
-            key: subnet.key(),
+            subnets,
+            key: subnets.key(),
             attributes: LeaseAttributes::udp(public_ip.parse().unwrap()),
             revision: created_revision,
             created_revision,
@@ -104,7 +141,7 @@ mod tests {
     fn selected(leases: &[Lease]) -> (Vec<String>, Vec<(String, RejectReason)>) {
         let own = lease("10.5.9.0/24", "192.0.2.9", 2);
         let (peers, rejected) = select(leases.iter(), &own, "10.5.0.0/16".parse().unwrap());
-        let peers = peers.keys().map(Prefix::to_string).collect();
+        let peers = peers.keys().map(Prefixes::to_string).collect();
         (peers, rejected.into_iter().map(|r| (r.key, r.reason)).collect())
     }
 
@@ -173,7 +210,7 @@ mod tests {
 
     #[test]
     fn new_address_changes_routes_rewritten_value_does_not() {
-        let set = |lease: Lease| Peers::from([(lease.subnet, lease)]);
+        let set = |lease: Lease| Peers::from([(lease.subnets, lease)]);
         let before = set(lease("10.5.1.0/24", "192.0.2.1", 1));
         assert!(same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.1", 2))));
         assert!(!same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.2", 1))));

@@ -20,9 +20,9 @@ use crate::control::lease::{Lease, LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Write};
 use crate::control::manager::SubnetManager;
-use crate::control::snapshot::{Granted, OwnLease};
+use crate::control::snapshot::{Granted, OwnLease, Vacancy};
 use crate::control::store::{Store, Watch};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
 /// suspended and a timer does not.
@@ -39,11 +39,11 @@ pub enum Held {
 }
 
 impl Held {
-    /// The subnet itself.
-    pub fn subnet(&self) -> Prefix {
+    /// The subnets themselves.
+    pub fn subnets(&self) -> Prefixes {
         match self {
-            Self::Leased(own) => own.lease.subnet,
-            Self::Cached(known) => known.own.subnet,
+            Self::Leased(own) => own.lease.subnets,
+            Self::Cached(known) => known.own.subnets,
         }
     }
 
@@ -110,11 +110,12 @@ impl SubnetManager {
             (Store::Leased(store), Write::Restore | Write::Repair) => {
                 store.write(held, ttl, Phase::Runs).await
             }
-            (Store::Leased(store), Write::Retake) => {
-                let wanted = Lease::wanted(held.subnet, held.attributes.clone());
-                store.write(&wanted, ttl, Phase::Runs).await
+            (Store::Leased(store), Write::Retake { listed }) => {
+                let wanted = Lease::wanted(held.subnets, held.attributes.clone());
+                let vacancy = Vacancy { listed, replaces: None };
+                store.create(&wanted, &vacancy, ttl, Phase::Runs).await
             }
-            (Store::Assigned(store), _) => store.publish(held.subnet, &held.attributes).await,
+            (Store::Assigned(store), _) => store.publish(held.subnets, &held.attributes).await,
         };
         if what == Write::Renew && written.is_ok() {
             self.status.edit().store.renewals += 1;

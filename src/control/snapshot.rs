@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::control::lease::{Lease, parse_key};
+use crate::control::lease::Lease;
 use crate::control::rejected::{RejectReason, Rejected};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Most leases accepted from a store: one for each /24 of a /8. What lies beyond is rejected, so
 /// that a flood costs bounded memory.
@@ -66,25 +66,34 @@ pub struct Granted {
     pub expires: Option<Duration>,
 }
 
-/// The subnet that this node holds.
+/// A place for a new entry, as a listing showed it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Vacancy {
+    /// The revision of that listing.
+    pub listed: i64,
+    /// This node's entry of another key, which makes room for it.
+    pub replaces: Option<Lease>,
+}
+
+/// The subnets that this node holds.
 #[derive(Debug, Clone)]
 pub struct OwnLease {
     /// The entry as last seen in the store.
     pub lease: Lease,
     /// The end by `clock::boot_time`; `None` for a reservation.
     pub expires: Option<Duration>,
-    /// The cluster's network that it was taken from.
-    pub network: Prefix,
+    /// The cluster's networks that they were taken from.
+    pub networks: Prefixes,
 }
 
 impl Snapshot {
-    /// All subnets of `network` whose keys are in use, in no order: of leases, and of entries with
+    /// All subnets of `networks` whose keys are in use, in no order: of leases, and of entries with
     /// an unreadable value, over which nobody can write. A key that covers the network or lies
     /// outside of it is no node's here, and takes nothing from anybody.
-    pub(crate) fn taken(&self, network: Prefix) -> impl Iterator<Item = Prefix> + '_ {
-        let unreadable = self.rejected.iter().filter_map(|rejected| parse_key(&rejected.key));
-        let all = self.leases.iter().map(|lease| lease.subnet).chain(unreadable);
-        all.filter(move |subnet| subnet.is_part_of(network))
+    pub(crate) fn taken(&self, networks: Prefixes) -> impl Iterator<Item = Prefixes> + '_ {
+        let unreadable = self.rejected.iter().filter_map(|it| Prefixes::from_key(&it.key));
+        let all = self.leases.iter().map(|lease| lease.subnets).chain(unreadable);
+        all.filter_map(move |subnets| subnets.part_of(networks))
     }
 
     pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {
@@ -101,7 +110,7 @@ impl Snapshot {
     fn reject(&mut self, rejected: Rejected) {
         if self.rejected.len() < REJECTED_MAX {
             self.rejected.push(rejected);
-        } else if parse_key(&rejected.key).is_some() {
+        } else if Prefixes::from_key(&rejected.key).is_some() {
             // It takes a subnet, perhaps the own; other unparsable entries do not matter.
             self.is_cut = true;
         }
@@ -132,7 +141,8 @@ mod tests {
         let mut snapshot = Snapshot::default();
         let value = LeaseAttributes::udp(Ipv4Addr::LOCALHOST).to_json().unwrap();
         for i in 0..ENTRIES_MAX as u32 + 3 {
-            let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (i << 4)), 28).unwrap();
+            let subnet =
+                crate::route::Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (i << 4)), 28).unwrap();
             snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, 1));
         }
         assert_eq!(snapshot.leases.len(), ENTRIES_MAX);

@@ -86,9 +86,9 @@ impl Start<'_> {
             external: begun.external.clone(),
             interface: begun.interface.clone(),
             follow_address: options.follow_address,
-            network: begun.plan.network.network,
-            former_network: previous.network,
-            subnet: begun.held.subnet(),
+            network: begun.plan.network.v4.network,
+            former_network: previous.network(),
+            subnet: v4_of(&begun.held)?,
             attributes: prepared.attributes.clone(),
             control: manager.status(),
             dataplane: options.dataplane,
@@ -115,7 +115,7 @@ impl Start<'_> {
         }
         loop {
             let external = discover(&interface).await?;
-            warn_of_overlap(&external, plan.network.network);
+            warn_of_overlap(&external, plan.network.v4.network);
             let public_ip = external.public_address;
             let guard = NodeGuard::take(options, manager.cluster(), public_ip).await?;
             match self.acquire_until_leased(plan, &external, &interface, &mut warm).await? {
@@ -186,8 +186,8 @@ impl Start<'_> {
     ) -> Result<Prepared> {
         let claim = Claim {
             external,
-            network: plan.network.network,
-            previous_subnet: self.previous.subnet,
+            network: plan.network.v4.network,
+            previous_subnet: self.previous.subnet(),
             dataplane: self.options.dataplane,
             handover: self.handover,
         };
@@ -275,6 +275,11 @@ enum Acquired {
     Remembered(Box<Remembered>, Option<Prepared>),
     /// The host has another address by now.
     Moved(Configured),
+}
+
+/// The IPv4 subnet, which every network that this weftd runs with has.
+pub(super) fn v4_of(held: &Held) -> Result<Prefix> {
+    held.subnets().v4().context("this weftd runs with no network without IPv4")
 }
 
 fn warn_of_overlap(external: &ExternalInterface, network: Prefix) {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::*;
 use crate::control::cache::Expected;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::route::Prefixes;
 
 const NOW: u64 = 1_795_225_924;
 /// Of the writer under test.
@@ -15,10 +16,10 @@ const PACE: Duration = Duration::from_millis(200);
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn lease(third: u8, host: u8) -> Lease {
-    let subnet = format!("10.5.{third}.0/24").parse().unwrap();
+    let subnets: Prefixes = format!("10.5.{third}.0/24").parse().unwrap();
     Lease {
-        subnet,
-        key: subnet.key(),
+        subnets,
+        key: subnets.key(),
         attributes: LeaseAttributes::udp([192, 0, 2, host].into()),
         revision: 0,
         created_revision: 0,
@@ -27,12 +28,12 @@ fn lease(third: u8, host: u8) -> Lease {
 }
 
 fn known(hosts: u8, as_of_unix: u64) -> Arc<Known> {
-    let peers = (2..2 + hosts).map(|host| (lease(host, host).subnet, lease(host, host)));
+    let peers = (2..2 + hosts).map(|host| (lease(host, host).subnets, lease(host, host)));
     Arc::new(Known {
         as_of_unix,
         revision: 5,
         cluster: 6,
-        network: "10.5.0.0/16".parse().unwrap(),
+        networks: "10.5.0.0/16".parse().unwrap(),
         own: lease(1, 1),
         ends_unix: Some(NOW + 86_400),
         peers: Arc::new(peers.collect()),
@@ -56,8 +57,8 @@ fn peers_in(path: &Path) -> usize {
     let bytes = whole_file::read_private(path, cache::BYTES_MAX).unwrap().unwrap();
     let expected = Expected {
         store: "local /srv",
-        network: "10.5.0.0/16".parse().unwrap(),
-        subnet: lease(1, 1).subnet,
+        networks: "10.5.0.0/16".parse().unwrap(),
+        subnets: lease(1, 1).subnets,
         public_ip: lease(1, 1).attributes.public_ip,
         now_unix: NOW,
     };

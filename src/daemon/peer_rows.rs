@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::Workers;
 use crate::backend_kind::{BackendKind, CarriedBy};
-use crate::control::lease::{Lease, Lifetime, Peers};
+use crate::control::lease::{Lease, Lifetime};
 use crate::control::status::Names;
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
@@ -25,6 +25,8 @@ const SHARED_SHOWN_MAX: usize = 4;
 /// The rows, in the order of the subnets, with `names` where the leases have none.
 pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
+    let with_subnet = |lease| Some((Lease::v4(lease)?, lease));
+    let leases: Vec<_> = leases.values().filter_map(with_subnet).collect();
     let rows = leases.iter().map(|(subnet, lease)| bare(*subnet, lease, names, running.kind));
     let mut rows: Vec<_> = rows.collect();
     let reachability = running.view.reachability.borrow().clone();
@@ -84,15 +86,15 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
 
 /// Says of leases that name one address that they do, for all else that is known is of that
 /// address. `rows` are those of `leases`, in the same order.
-fn note_shared(rows: &mut [Peer], leases: &Peers, kind: BackendKind) {
+fn note_shared(rows: &mut [Peer], leases: &[(Prefix, &Lease)], kind: BackendKind) {
     let mut by_host: BTreeMap<Ipv4Addr, Vec<&Lease>> = BTreeMap::new();
-    for lease in leases.values() {
+    for (_, lease) in leases {
         by_host.entry(lease.attributes.public_ip).or_default().push(lease);
     }
     by_host.retain(|_, sharing| sharing.len() > 1);
     let notes: BTreeMap<_, _> =
         by_host.into_iter().map(|(host, sharing)| (host, shared(host, &sharing, kind))).collect();
-    for (row, lease) in rows.iter_mut().zip(leases.values()) {
+    for (row, (_, lease)) in rows.iter_mut().zip(leases) {
         let Some(note) = notes.get(&lease.attributes.public_ip) else { continue };
         let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
         row.why = Some(before + note);
@@ -102,7 +104,7 @@ fn note_shared(rows: &mut [Peer], leases: &Peers, kind: BackendKind) {
 /// A host may have several leases; a node that has moved, or is gone, may have left one behind; or
 /// another has a wrong PublicIP.
 fn shared(host: Ipv4Addr, leases: &[&Lease], kind: BackendKind) -> String {
-    let shown = leases.iter().take(SHARED_SHOWN_MAX).map(|lease| lease.subnet.to_string());
+    let shown = leases.iter().take(SHARED_SHOWN_MAX).map(|lease| lease.subnets.to_string());
     let (count, shown) = (leases.len(), shown.collect::<Vec<_>>().join(", "));
     let more = if count > SHARED_SHOWN_MAX { " and more" } else { "" };
     let of_kind = leases.iter().filter(|lease| lease.attributes.backend_type.is(kind));
@@ -181,7 +183,7 @@ mod tests {
             let public_ip = Ipv4Addr::new(192, 0, 2, *last);
             let data = serde_json::from_str(data).map(RawJson).ok();
             let lease = Lease {
-                subnet,
+                subnets: subnet.into(),
                 key: subnet.key(),
                 attributes: LeaseAttributes::of(kind, public_ip, data),
                 revision: 1,
@@ -190,9 +192,10 @@ mod tests {
             };
             (subnet, lease)
         };
-        let leases: Peers = leases.iter().map(lease).collect();
+        let leases: Vec<_> = leases.iter().map(lease).collect();
+        let leases: Vec<_> = leases.iter().map(|(subnet, lease)| (*subnet, lease)).collect();
         let names = Names::default();
-        let bare = |(subnet, lease): (&Prefix, &Lease)| Peer {
+        let bare = |(subnet, lease): &(Prefix, &Lease)| Peer {
             why: None,
             ..bare(*subnet, lease, &names, kind)
         };

@@ -32,8 +32,8 @@ pub(super) struct PortGuard {
 impl PortGuard {
     /// By the options.
     pub(super) fn new(options: RuleOptions, plan: &Configured, previous: &Previous) -> Self {
-        let (network, kind) = (plan.network.network, plan.settings.kind());
-        let former = previous.network.filter(|former| *former != network);
+        let (network, kind) = (plan.network.v4.network, plan.settings.kind());
+        let former = previous.network().filter(|former| *former != network);
         if options.guard && !kind.has_port() {
             warn!("--guard has no effect: the {kind} backend has no tunnel");
         }

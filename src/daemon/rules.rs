@@ -34,7 +34,7 @@ pub(super) fn reconciler(
     previous: &Previous,
 ) -> RuleReconciler {
     let RuleOptions { masquerade, random_ports, forward, resync, .. } = options.rules;
-    let wanted = Wanted { network: network.network, subnet, masquerade, forward, random_ports };
+    let wanted = Wanted { network: network.v4.network, subnet, masquerade, forward, random_ports };
     let flavour = if network.enable_nftables { Flavour::Nftables } else { Flavour::Iptables };
     if !wanted.is_nothing() {
         log_recycling(flavour, &wanted, previous);
@@ -44,7 +44,7 @@ pub(super) fn reconciler(
 
 /// flanneld's phrase. The first pass of the reconciler removes the earlier run's rules in any case.
 fn log_recycling(flavour: Flavour, wanted: &Wanted, previous: &Previous) {
-    let (Some(network), Some(subnet)) = (previous.network, previous.subnet) else { return };
+    let (Some(network), Some(subnet)) = (previous.network(), previous.subnet()) else { return };
     if (network, subnet) != (wanted.network, wanted.subnet) {
         info!(
             "Current network or subnet ({}, {}) is not equal to previous one ({network}, \

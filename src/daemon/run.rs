@@ -28,7 +28,7 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Begun, Start, read_previous, unless_taken};
+use crate::daemon::begin::{Begun, Start, read_previous, unless_taken, v4_of};
 use crate::daemon::cache_writer::CacheWriter;
 use crate::daemon::configured::{Former, MANAGER_PHRASE};
 use crate::daemon::health::{self, Readiness};
@@ -41,7 +41,7 @@ use crate::daemon::take_over::{self, Beginning, Predecessor, Successor};
 use crate::daemon::{contain, descriptors, http, identity, limits, notify, rules};
 use crate::host::lock::DaemonLock;
 use crate::netfilter::diff::Trigger;
-use crate::route::Prefix;
+use crate::route::Prefixes;
 use crate::status;
 
 /// Before the control plane starts again after a panic, which may have a cause that lasts.
@@ -243,7 +243,7 @@ async fn serve(run: &Run<'_>) -> Result<Infallible> {
         *lock.borrow_mut() = unless_taken(DaemonLock::acquire(&options.subnet_file))?;
     }
     let previous = read_previous(options);
-    let manager = manager(run, previous.subnet).await?;
+    let manager = manager(run, previous.subnets).await?;
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager, readiness.clone(), options.settings.clone()));
     let pages = Arc::clone(&report);
@@ -271,7 +271,7 @@ async fn serve(run: &Run<'_>) -> Result<Infallible> {
 }
 
 /// The access to the store, which is made once: a store that is away meanwhile ends no run.
-async fn manager<'a>(run: &Run<'a>, previous: Option<Prefix>) -> Result<&'a SubnetManager> {
+async fn manager<'a>(run: &Run<'a>, previous: Option<Prefixes>) -> Result<&'a SubnetManager> {
     if let Some(manager) = run.kept.manager.get() {
         return Ok(manager);
     }
@@ -299,7 +299,7 @@ async fn work(
     let before = former.borrow().clone();
     let start = Start { options, manager, previous, handover }.start(before.as_ref());
     let (Begun { plan, interface, held, guard, .. }, backend) = start.await?;
-    let (subnet, view) = (held.subnet(), backend.view());
+    let (subnet, view) = (v4_of(&held)?, backend.view());
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
@@ -313,7 +313,7 @@ async fn work(
         port_guard.check().await?;
     }
     backend.carries(handover);
-    let writer = SubnetWriter::new(options, plan.network.network, subnet, plane.borrow().mtu_bytes);
+    let writer = SubnetWriter::new(options, &plan.network, &held, plane.borrow().mtu_bytes);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
     let cache = CacheWriter::of(options, &plan.network, manager.status());
     former.replace(Some(Former {
@@ -325,7 +325,7 @@ async fn work(
         cache: cache.clone(),
     }));
     report.running(Running {
-        network: plan.network.network,
+        network: plan.network.v4.network,
         subnet,
         kind: plan.settings.kind(),
         view,
@@ -347,7 +347,7 @@ async fn work(
         never = limits => match never {},
         never = ready => match never {},
         error = keep_rules => Err(rules::fatal(error)),
-        never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
+        never = rules::keep_blackhole(options.rules, subnet, previous.subnet()) => match never {},
         never = port_guard.keep(leases, plane.clone()) => match never {},
         never = writer.keep(plane) => match never {},
         Some(never) = OptionFuture::from(keep_cache) => match never {},

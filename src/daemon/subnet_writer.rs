@@ -10,12 +10,13 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::backend::status::PlaneState;
+use crate::config::network::NetworkConfig;
 use crate::config::options::Options;
 use crate::config::subnet_file::SubnetFile;
 use crate::control::changes::next_change;
 use crate::control::own_thread::on_own_thread;
+use crate::control::run::Held;
 use crate::failure::{LogOnce, with_causes};
-use crate::route::Prefix;
 use crate::status::SubnetFile as Written;
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
@@ -30,16 +31,17 @@ pub(super) struct SubnetWriter<'a> {
 }
 
 impl<'a> SubnetWriter<'a> {
-    /// Will keep the file that says that pods of `subnet` reach all of `network`, and tries to
-    /// write it at once, before readiness is reported.
+    /// Will keep the file that says that pods of the subnets that are `held` reach all of the
+    /// network, and tries to write it at once, before readiness is reported.
     pub(super) fn new(
         options: &'a Options,
-        network: Prefix,
-        subnet: Prefix,
+        network: &NetworkConfig,
+        held: &Held,
         mtu_bytes: u32,
     ) -> Self {
+        let (networks, subnets) = (network.networks(), held.subnets());
         let (path, masquerade) = (&options.subnet_file, options.rules.masquerade);
-        let file = SubnetFile { network, subnet, mtu_bytes, masquerade };
+        let file = SubnetFile { networks, subnets, mtu_bytes, masquerade };
         let written = watch::Sender::default();
         let mut writer = Self { path, file, written, told: LogOnce::default() };
         writer.note(&file.write(path).map_err(anyhow::Error::from));

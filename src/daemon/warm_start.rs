@@ -17,7 +17,7 @@ use crate::control::error::StoreError;
 use crate::daemon::cache_writer::cache_path;
 use crate::daemon::configured::Configured;
 use crate::host::interface::{ExternalInterface, discover};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// How long a start that could use the cache waits for the store first. Traffic is promised within
 /// a second, part of which is needed for device, address and route. A healthy store answers within
@@ -48,8 +48,8 @@ impl WarmStart {
     /// Reads and validates the cache. Logs nothing yet: it may not be needed.
     pub(super) async fn prepare(options: &Options, previous: &Previous) -> Self {
         let path = cache_path(&options.subnet_file);
-        let offer = match (options.start_from_cache, previous.network, previous.subnet) {
-            (true, Some(network), Some(subnet)) => Some(recall(options, network, subnet).await),
+        let offer = match (options.start_from_cache, previous.networks, previous.subnets) {
+            (true, Some(networks), Some(subnets)) => Some(recall(options, networks, subnets).await),
             (_, _, _) => None,
         };
         Self { path, offer }
@@ -71,7 +71,7 @@ impl WarmStart {
                     "The store cannot be reached ({why}); starting from the cache {path} of {}: \
                      subnet {}, {} peers. They are stale until the store confirms them",
                     clock::format_rfc3339(*as_of_unix),
-                    own.subnet,
+                    own.subnets,
                     peers.len()
                 );
                 return Some(remembered);
@@ -84,13 +84,17 @@ impl WarmStart {
     }
 }
 
-async fn recall(options: &Options, network: Prefix, subnet: Prefix) -> anyhow::Result<Remembered> {
+async fn recall(
+    options: &Options,
+    networks: Prefixes,
+    subnets: Prefixes,
+) -> anyhow::Result<Remembered> {
     let bytes = whole_file::read_private(&cache_path(&options.subnet_file), cache::BYTES_MAX)?;
     let Some(bytes) = bytes else { bail!("there is none") };
     let external = discover(&options.interface).await?;
     let (store, now_unix) = (&options.store.identity(), clock::unix_seconds());
     let public_ip = external.public_address;
-    let cache = cache::parse(&bytes, &Expected { store, network, subnet, public_ip, now_unix })?;
+    let cache = cache::parse(&bytes, &Expected { store, networks, subnets, public_ip, now_unix })?;
     let plan =
         Configured::new(cache.config).context("the network configuration in it cannot be used")?;
     Ok(Remembered { plan, external, known: cache.known })
@@ -115,22 +119,22 @@ mod tests {
     }
 
     fn usable() -> WarmStart {
-        let subnet = "10.5.1.0/24".parse().unwrap();
+        let subnets: Prefixes = "10.5.1.0/24".parse().unwrap();
         let address = Ipv4Addr::new(192, 0, 2, 1);
         let own = Lease {
-            subnet,
-            key: subnet.key(),
+            subnets,
+            key: subnets.key(),
             attributes: LeaseAttributes::udp(address),
             revision: 0,
             created_revision: 0,
             lifetime: Lifetime::Leased { id: 0, expires_unix: None },
         };
-        let network = "10.5.0.0/16".parse().unwrap();
+        let networks = "10.5.0.0/16".parse().unwrap();
         let known = Known {
             as_of_unix: 1,
             revision: 1,
             cluster: 1,
-            network,
+            networks,
             own,
             ends_unix: None,
             peers: std::sync::Arc::default(),

@@ -163,7 +163,7 @@ fn take_counts(rule: &mut Value) -> u64 {
 
 /// Whether a table of this family and name is the guard of some network.
 pub fn is_guard(family: &str, name: &str) -> bool {
-    let network = name.strip_prefix(TABLE_PREFIX).map(Prefix::from_key);
+    let network = name.strip_prefix(TABLE_PREFIX).map(Prefix::<Ipv4Addr>::from_key);
     family == "ip" && network.is_some_and(|network| network.is_ok())
 }
 

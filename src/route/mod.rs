@@ -1,11 +1,13 @@
 //! Prefixes, the immutable longest-prefix-match table, and its publication to the workers.
 
 mod prefix;
+mod prefixes;
 mod publish;
 mod source_ports;
 mod table;
 
-pub use prefix::{Prefix, PrefixError};
+pub use prefix::{Address, Prefix, PrefixError};
+pub use prefixes::Prefixes;
 pub use publish::{HostSet, Place, Published, Reader};
 pub use source_ports::{SOURCE_PORTS, first_source_port, is_tunnel_source};
 pub use table::{Peer, Table};

@@ -1,64 +1,140 @@
-//! An IPv4 prefix with its host bits cleared, and its two spellings: `10.5.34.0/24` for people,
-//! `10.5.34.0-24` for store keys and file names.
+//! A prefix of either family with its host bits cleared, and its two spellings: `10.5.34.0/24` for
+//! people, `10.5.34.0-24` for store keys and file names.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::hash::Hash;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::{BitAnd, BitOr, Not};
 use std::str::FromStr;
 
-/// An IPv4 network.
+/// An address of one of the two families, which stands for its family where code is generic.
+pub trait Address:
+    sealed::Sealed + Copy + Ord + Hash + fmt::Debug + fmt::Display + FromStr
+{
+    /// The address as an integer in host order.
+    type Bits: Copy
+        + Ord
+        + Hash
+        + fmt::Debug
+        + BitAnd<Output = Self::Bits>
+        + BitOr<Output = Self::Bits>
+        + Not<Output = Self::Bits>;
+
+    /// Bits of an address.
+    const BITS: u8;
+    /// What a prefix of the family is called and looks like.
+    const PREFIX: &'static str;
+
+    /// The address as an integer.
+    fn bits(self) -> Self::Bits;
+
+    /// The address of an integer.
+    fn of_bits(bits: Self::Bits) -> Self;
+
+    /// The first `length_bits` bits set and all others clear.
+    fn mask(length_bits: u8) -> Self::Bits;
+
+    /// The address after this one; `None` after the last.
+    fn following(self) -> Option<Self>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for std::net::Ipv4Addr {}
+    impl Sealed for std::net::Ipv6Addr {}
+}
+
+/// A family by its address, the integer of the same size, and what a prefix of it is.
+macro_rules! family {
+    ($address:ty, $bits:ty, $prefix:literal) => {
+        impl Address for $address {
+            type Bits = $bits;
+
+            const BITS: u8 = <$bits>::BITS as u8;
+            const PREFIX: &'static str = $prefix;
+
+            #[inline]
+            fn bits(self) -> $bits {
+                self.to_bits()
+            }
+
+            #[inline]
+            fn of_bits(bits: $bits) -> Self {
+                Self::from_bits(bits)
+            }
+
+            #[inline]
+            fn mask(length_bits: u8) -> $bits {
+                let host_bits = <$bits>::BITS - u32::from(length_bits);
+                <$bits>::MAX.checked_shl(host_bits).unwrap_or(0)
+            }
+
+            fn following(self) -> Option<Self> {
+                self.to_bits().checked_add(1).map(Self::from_bits)
+            }
+        }
+    };
+}
+
+family!(Ipv4Addr, u32, "an IPv4 prefix such as 10.5.0.0/16");
+family!(Ipv6Addr, u128, "an IPv6 prefix such as fd00:5::/48");
+
+/// A network of one family.
 ///
-/// INVARIANT: `length_bits <= 32`, and every bit of `network` beyond `length_bits` is zero.
+/// INVARIANT: `length_bits <= A::BITS`, and every bit of `network` beyond `length_bits` is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Prefix {
-    network: u32,
+pub struct Prefix<A: Address = Ipv4Addr> {
+    network: A::Bits,
     length_bits: u8,
 }
 
 /// Why a text is no prefix.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{text:?} is not an IPv4 prefix such as 10.5.0.0/16")]
+#[error("{text:?} is not {expected}")]
 pub struct PrefixError {
     /// The text as given.
     pub text: String,
+    /// What it should have been.
+    expected: &'static str,
 }
 
-impl Prefix {
-    /// The prefix of `length_bits` that holds `address`; `None` if `length_bits > 32`.
-    pub fn new(address: Ipv4Addr, length_bits: u8) -> Option<Self> {
-        let whole = Self { network: address.to_bits(), length_bits };
-        (length_bits <= 32).then(|| Self { network: whole.network & whole.mask(), length_bits })
+impl<A: Address> Prefix<A> {
+    /// The prefix of `length_bits` that holds `address`; `None` if no address has so many.
+    pub fn new(address: A, length_bits: u8) -> Option<Self> {
+        let network = |mask| Self { network: address.bits() & mask, length_bits };
+        (length_bits <= A::BITS).then(|| network(A::mask(length_bits)))
     }
 
     /// The first address, all host bits zero.
-    pub fn network(self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.network)
+    pub fn network(self) -> A {
+        A::of_bits(self.network)
     }
 
-    /// The prefix length, 0…32.
+    /// The prefix length, 0…32 or 0…128.
     pub fn length_bits(self) -> u8 {
         self.length_bits
     }
 
     /// The network mask as an integer in host order.
     #[inline]
-    pub fn mask(self) -> u32 {
-        u32::MAX.checked_shl(32 - u32::from(self.length_bits)).unwrap_or(0)
+    pub fn mask(self) -> A::Bits {
+        A::mask(self.length_bits)
     }
 
     /// The last address, all host bits one.
-    pub fn last(self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.network | !self.mask())
+    pub fn last(self) -> A {
+        A::of_bits(self.network | !self.mask())
     }
 
     /// The address after the network address: what flannel writes to `FLANNEL_SUBNET`.
-    pub fn first_host(self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.network.wrapping_add(1))
+    pub fn first_host(self) -> A {
+        self.network().following().unwrap_or_else(|| self.network())
     }
 
     /// Whether `address` lies inside.
     #[inline]
-    pub fn contains(self, address: Ipv4Addr) -> bool {
-        address.to_bits() & self.mask() == self.network
+    pub fn contains(self, address: A) -> bool {
+        address.bits() & self.mask() == self.network
     }
 
     /// Whether the whole of `other` lies inside.
@@ -78,8 +154,7 @@ impl Prefix {
 
     /// The next prefix of the same length; `None` at the end of the address space.
     pub fn next(self) -> Option<Self> {
-        let network = self.last().to_bits().checked_add(1)?;
-        Some(Self { network, length_bits: self.length_bits })
+        Some(Self { network: self.last().following()?.bits(), ..self })
     }
 
     /// The store spelling, `10.5.34.0-24`.
@@ -90,7 +165,7 @@ impl Prefix {
     /// Reads the store spelling. Strict: host bits must be clear and nothing may follow.
     pub fn from_key(key: &str) -> Result<Self, PrefixError> {
         let prefix = Self::parse(key, '-')?;
-        if prefix.key() == key { Ok(prefix) } else { Err(PrefixError { text: key.to_owned() }) }
+        if prefix.key() == key { Ok(prefix) } else { Err(Self::refused(key)) }
     }
 
     fn parse(text: &str, separator: char) -> Result<Self, PrefixError> {
@@ -101,17 +176,21 @@ impl Prefix {
             }
             Self::new(address.parse().ok()?, length.parse().ok()?)
         };
-        parse().ok_or_else(|| PrefixError { text: text.to_owned() })
+        parse().ok_or_else(|| Self::refused(text))
+    }
+
+    fn refused(text: &str) -> PrefixError {
+        PrefixError { text: text.to_owned(), expected: A::PREFIX }
     }
 }
 
-impl fmt::Display for Prefix {
+impl<A: Address> fmt::Display for Prefix<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.network(), self.length_bits)
     }
 }
 
-impl FromStr for Prefix {
+impl<A: Address> FromStr for Prefix<A> {
     type Err = PrefixError;
 
     /// Reads `10.5.34.7/24`; host bits are masked off, as flannel does.
@@ -143,7 +222,35 @@ mod tests {
             assert!(text.parse::<Prefix>().is_err(), "{text:?} was taken for a prefix");
         }
         for key in ["10.12.13-24", "10.12.13.300-24", "10.12.13.0-24hi", "10.12.13.1-24", "-24"] {
-            assert!(Prefix::from_key(key).is_err(), "{key:?} was taken for a subnet key");
+            assert!(
+                Prefix::<Ipv4Addr>::from_key(key).is_err(),
+                "{key:?} was taken for a subnet key"
+            );
+        }
+    }
+
+    #[test]
+    fn both_families_have_the_same_rules() {
+        let prefix = |text: &str| text.parse::<Prefix<Ipv6Addr>>().unwrap();
+        let subnet = prefix("fd00:5:34::7/64");
+        assert_eq!(
+            (subnet.to_string(), subnet.key()),
+            ("fd00:5:34::/64".into(), "fd00:5:34::-64".into())
+        );
+        assert_eq!(subnet.last().to_string(), "fd00:5:34:0:ffff:ffff:ffff:ffff");
+        assert_eq!(subnet.first_host().to_string(), "fd00:5:34::1");
+        assert_eq!(subnet.next(), Some(prefix("fd00:5:34:1::/64")));
+        assert!(prefix("fd00:5::/48").covers(prefix("fd00:5:0:7::/64")));
+        assert!(!prefix("fd00:5::/48").overlaps(subnet));
+        assert_eq!(prefix("::/0").last().to_string(), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+        assert_eq!(prefix("::/0").next(), None);
+        for key in
+            ["fd00:5:34::1-64", "FD00:5:34::-64", "fd00:5:34:0::-64", "fd00::-129", "10.5.0.0-16"]
+        {
+            assert!(
+                Prefix::<Ipv6Addr>::from_key(key).is_err(),
+                "{key:?} was taken for a subnet key"
+            );
         }
     }
 

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde::Serialize;
 
-use crate::route::{Prefix, PrefixError};
+use crate::route::{PrefixError, Prefixes};
 
 /// Where daemons write it unless told otherwise.
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
@@ -191,9 +191,9 @@ pub(super) enum LeaseCommand {
     },
     /// Assigns a free subnet to a node, which takes it when it starts, and keeps it for ever.
     Reserve {
-        /// Such as 10.5.7.0/24.
-        #[arg(value_parser = subnet)]
-        subnet: Prefix,
+        /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:7::/64 where nodes have both.
+        #[arg(value_parser = subnets)]
+        subnets: Prefixes,
         /// The node's PublicIP.
         public_ip: Ipv4Addr,
         #[command(flatten)]
@@ -201,9 +201,9 @@ pub(super) enum LeaseCommand {
     },
     /// Takes a lease or reservation back, of a node that is gone.
     Release {
-        /// Such as 10.5.7.0/24.
-        #[arg(value_parser = subnet)]
-        subnet: Prefix,
+        /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:7::/64 where nodes have both.
+        #[arg(value_parser = subnets)]
+        subnets: Prefixes,
         /// Nobody uses the subnet any more: you have looked.
         #[arg(long)]
         node_is_gone: bool,
@@ -212,10 +212,10 @@ pub(super) enum LeaseCommand {
     },
 }
 
-/// A subnet to the letter: what `10.5.7.9/24` means is for the operator to say.
-fn subnet(text: &str) -> Result<Prefix, String> {
-    let subnet: Prefix = text.parse().map_err(|error: PrefixError| error.to_string())?;
-    if subnet.to_string() == text { Ok(subnet) } else { Err(format!("is {subnet} meant?")) }
+/// Subnets to the letter: what `10.5.7.9/24` means is for the operator to say.
+fn subnets(text: &str) -> Result<Prefixes, String> {
+    let subnets: Prefixes = text.parse().map_err(|error: PrefixError| error.to_string())?;
+    if subnets.to_string() == text { Ok(subnets) } else { Err(format!("is {subnets} meant?")) }
 }
 
 /// Where the leases are.

@@ -107,7 +107,7 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
     for link in links.iter().filter(|link| is_vxlan(link) || is_of_a_pair(link, &links)) {
         account.take(&link.id, netlink::remove_link(&link.id).await.map(|()| true));
     }
-    let network = Previous::read(subnet_file).unwrap_or_default().network;
+    let network = Previous::read(subnet_file).unwrap_or_default().network();
     let in_network = |prefix| network.is_some_and(|network: Prefix| network.covers(prefix));
     for route in routes::routes_to(|_| true).await.context("cannot list routes")? {
         let removed = remove_route(&route, in_network).await;

@@ -179,7 +179,7 @@ fn delegated(asked: &Asked) -> anyhow::Result<Map<String, Value>> {
     );
     let lease = Previous::read(path)?;
     let (Some(network), Some(subnet), Some(mtu_bytes)) =
-        (lease.network, lease.subnet, lease.mtu_bytes)
+        (lease.network(), lease.subnet(), lease.mtu_bytes)
     else {
         bail!("{place} does not name the network, the subnet and the MTU: restart weftd");
     };

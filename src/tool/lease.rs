@@ -13,7 +13,7 @@ use crate::control::lease::{Lease, Lifetime};
 use crate::control::manager::SubnetManager;
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::Snapshot;
-use crate::route::Prefix;
+use crate::route::Prefixes;
 use crate::status::SCHEMA;
 use crate::tool::arguments::{LeaseCommand, Output, StoreArguments};
 use crate::tool::ask::wait_for;
@@ -41,13 +41,13 @@ async fn answer(command: LeaseCommand) -> anyhow::Result<String> {
             })
         }
         LeaseCommand::Show { what, store } => show(&open(&store).await?.entries().await?, &what),
-        LeaseCommand::Reserve { subnet, public_ip, store } => {
-            open(&store).await?.reserve(subnet, public_ip).await?;
-            Ok(format!("{subnet} is reserved for {public_ip}, which takes it at its next start\n"))
+        LeaseCommand::Reserve { subnets, public_ip, store } => {
+            open(&store).await?.reserve(subnets, public_ip).await?;
+            Ok(format!("{subnets} is reserved for {public_ip}, which takes it at its next start\n"))
         }
-        LeaseCommand::Release { subnet, node_is_gone, store } => {
-            let lease = open(&store).await?.release(subnet, node_is_gone).await?;
-            Ok(format!("{subnet} of {} is free\n", lease.attributes.public_ip))
+        LeaseCommand::Release { subnets, node_is_gone, store } => {
+            let lease = open(&store).await?.release(subnets, node_is_gone).await?;
+            Ok(format!("{subnets} of {} is free\n", lease.attributes.public_ip))
         }
     }
 }
@@ -75,7 +75,7 @@ async fn open(store: &StoreArguments) -> anyhow::Result<SubnetManager> {
 
 fn list(snapshot: &Snapshot) -> String {
     let mut leases: Vec<_> = snapshot.leases.iter().collect();
-    leases.sort_by_key(|lease| lease.subnet);
+    leases.sort_by_key(|lease| lease.subnets);
     let rows: Vec<_> = leases.iter().map(|lease| row(lease)).collect();
     let mut text = table::render(&HEADINGS, &rows, |_, _, shown| shown.to_owned());
     for Rejected { key, detail, .. } in &snapshot.rejected {
@@ -87,7 +87,7 @@ fn list(snapshot: &Snapshot) -> String {
 fn row(lease: &Lease) -> Vec<String> {
     let (kind, expires_unix) = kind_and_end(lease);
     vec![
-        lease.subnet.to_string(),
+        lease.subnets.to_string(),
         lease.attributes.public_ip.to_string(),
         lease.attributes.backend_type.to_string(),
         kind.to_owned(),
@@ -116,7 +116,8 @@ fn list_json(snapshot: &Snapshot) -> Value {
 fn lease_json(lease: &Lease) -> Value {
     let (kind, expires_unix) = kind_and_end(lease);
     json!({
-        "subnet": lease.subnet.to_string(),
+        "subnet": lease.v4().map(|subnet| subnet.to_string()),
+        "ipv6_subnet": lease.subnets.v6().map(|subnet| subnet.to_string()),
         "key": lease.key,
         "kind": kind,
         "expires_unix": expires_unix,
@@ -126,9 +127,10 @@ fn lease_json(lease: &Lease) -> Value {
 }
 
 fn show(snapshot: &Snapshot, what: &str) -> anyhow::Result<String> {
-    let subnet: Option<Prefix> = what.parse().ok();
+    let subnets: Option<Prefixes> = what.parse().ok();
     let is_it = |lease: &&Lease| {
-        Some(lease.subnet) == subnet || lease.attributes.public_ip.to_string() == what
+        subnets.is_some_and(|subnets| subnets.shares_with(lease.subnets))
+            || lease.attributes.public_ip.to_string() == what
     };
     let lease = snapshot.leases.iter().find(is_it);
     let lease = lease.ok_or_else(|| anyhow!("the store has no lease of {what}"))?;

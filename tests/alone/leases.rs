@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use etcd_client::{Client, Txn, TxnOp};
-use weft::config::network::NetworkConfig;
+use weft::config::network::{NetworkConfig, SubnetRange};
 use weft::control::lease::LeaseAttributes;
 use weft::control::store::etcd::EtcdStore;
 use weft::control::store::{Leased, Store};
@@ -54,9 +54,12 @@ fn five_thousand_leases_cost_little_time_and_memory() {
         let requests = members.counted("grpc_server_started_total") - requests;
         let node_manager = manager(members.options(&[0]));
         let network = NetworkConfig {
-            network: "10.0.0.0/8".parse().unwrap(),
-            subnet_min: Ipv4Addr::new(10, 0, 1, 0),
-            subnet_max: Ipv4Addr::new(10, 255, 255, 0),
+            v4: SubnetRange {
+                network: "10.0.0.0/8".parse().unwrap(),
+                subnet_length_bits: 24,
+                subnet_min: Ipv4Addr::new(10, 0, 1, 0),
+                subnet_max: Ipv4Addr::new(10, 255, 255, 0),
+            },
             ..network()
         };
         let own = node_manager

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use weft::config::network::NetworkConfig;
+use weft::config::network::{NetworkConfig, SubnetRange};
 use weft::control::identity::NodeIdentity;
 use weft::control::lease::LeaseAttributes;
 use weft::control::manager::SubnetManager;
-use weft::route::Prefix;
+use weft::route::Prefixes;
 
 use crate::support::control::{PREFIX, acquire_at_last, manager, network, wait_for_config};
 use crate::support::members::{Members, Setup, Version};
@@ -26,9 +26,12 @@ fn nodes() -> usize {
 
 fn wide_network() -> NetworkConfig {
     NetworkConfig {
-        network: "10.0.0.0/8".parse().unwrap(),
-        subnet_min: Ipv4Addr::new(10, 0, 1, 0),
-        subnet_max: Ipv4Addr::new(10, 255, 255, 0),
+        v4: SubnetRange {
+            network: "10.0.0.0/8".parse().unwrap(),
+            subnet_length_bits: 24,
+            subnet_min: Ipv4Addr::new(10, 0, 1, 0),
+            subnet_max: Ipv4Addr::new(10, 255, 255, 0),
+        },
         ..network()
     }
 }
@@ -44,9 +47,9 @@ fn identity(number: usize) -> NodeIdentity {
 }
 
 /// As the daemon starts: the configuration until it is there, then a subnet.
-async fn start(manager: &SubnetManager, network: &NetworkConfig, number: usize) -> Prefix {
+async fn start(manager: &SubnetManager, network: &NetworkConfig, number: usize) -> Prefixes {
     wait_for_config(manager).await;
-    acquire_at_last(manager, network, &numbered(number)).await.lease.subnet
+    acquire_at_last(manager, network, &numbered(number)).await.lease.subnets
 }
 
 #[test]

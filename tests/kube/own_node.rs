@@ -41,7 +41,7 @@ async fn the_annotations_are_flannels_to_the_byte() {
     let host = Host::new(&api, "n1").await;
     assert_eq!(host.manager.describe(), "Kubernetes Subnet Manager - n1");
     let own = host.acquire(1).await.unwrap();
-    assert_eq!(own.lease.subnet.to_string(), "10.244.1.0/24");
+    assert_eq!(own.lease.subnets.to_string(), "10.244.1.0/24");
     assert_eq!(own.expires, None, "a Node's subnet does not expire");
     let patches = api.seen(What::Patch);
     assert_eq!(patches.len(), 1);
@@ -182,7 +182,7 @@ async fn start_waits_or_fails_by_cause() {
     assert!(api.seen(What::Patch).is_empty(), "wrote to a Node without a usable subnet");
     assign(&["fd00:1::/64", "10.244.9.0/24"]);
     let own = host.acquire(1).await.unwrap();
-    assert_eq!(own.lease.subnet.to_string(), "10.244.9.0/24", "the IPv4 one of two");
+    assert_eq!(own.lease.subnets.to_string(), "10.244.9.0/24", "the IPv4 one of two");
 }
 
 #[tokio::test]

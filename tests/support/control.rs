@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use weft::backend_kind::BackendKind;
-use weft::config::network::{BackendConfig, NetworkConfig};
+use weft::config::network::{BackendConfig, NetworkConfig, SubnetRange};
 use weft::config::options::{EtcdOptions, StoreOptions};
 use weft::control::error::ConnectError;
 use weft::control::lease::{LeaseAttributes, Peers};
@@ -17,7 +17,7 @@ use weft::control::manager::SubnetManager;
 use weft::control::run::{End, Held};
 use weft::control::snapshot::OwnLease;
 use weft::control::timing::Timing;
-use weft::route::Prefix;
+use weft::route::Prefixes;
 
 use super::pace::{Stopwatch, within};
 
@@ -62,7 +62,7 @@ pub async fn acquire_at_last(
 /// Checks the options of a store that need not be asked for anything.
 pub fn connect(
     options: &StoreOptions,
-    previous: Option<Prefix>,
+    previous: Option<Prefixes>,
 ) -> Result<SubnetManager, ConnectError> {
     let connected = SubnetManager::connect(options, previous).now_or_never();
     connected.expect("nobody has to be asked")
@@ -74,10 +74,13 @@ pub fn manager_at(url: &str) -> SubnetManager {
 
 pub fn network() -> NetworkConfig {
     NetworkConfig {
-        network: "10.5.0.0/16".parse().unwrap(),
-        subnet_length_bits: 24,
-        subnet_min: Ipv4Addr::new(10, 5, 1, 0),
-        subnet_max: Ipv4Addr::new(10, 5, 255, 0),
+        v4: SubnetRange {
+            network: "10.5.0.0/16".parse().unwrap(),
+            subnet_length_bits: 24,
+            subnet_min: Ipv4Addr::new(10, 5, 1, 0),
+            subnet_max: Ipv4Addr::new(10, 5, 255, 0),
+        },
+        v6: None,
         enable_nftables: false,
         backend: BackendConfig { kind: BackendKind::Udp.into(), settings: serde_json::Value::Null },
     }
@@ -87,8 +90,8 @@ pub fn node(number: u8) -> LeaseAttributes {
     LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, number))
 }
 
-pub fn path(subnet: Prefix) -> String {
-    format!("{PREFIX}/subnets/{}", subnet.key())
+pub fn path(subnets: Prefixes) -> String {
+    format!("{PREFIX}/subnets/{}", subnets.key())
 }
 
 pub fn subnet_path(key: &str) -> String {

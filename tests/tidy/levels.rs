@@ -30,7 +30,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "config",
         &[
             &["checked", "lock_file", "whole_file", "network/json"],
-            &["kube", "network/backends", "subnet_file"],
+            &["kube", "network/backends", "network/range", "subnet_file"],
             &["network", "options"],
             &["value"],
             &["flag_table"],

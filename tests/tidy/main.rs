@@ -34,7 +34,7 @@ const MAP: &[(&str, &[&str])] = &[
         "engine",
         &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats", "words"],
     ),
-    ("config", &["backend_kind", "route::Prefix", "status", "words"]),
+    ("config", &["backend_kind", "route::Address", "route::Prefix", "status", "words"]),
     (
         "host",
         &[
@@ -48,7 +48,18 @@ const MAP: &[(&str, &[&str])] = &[
     ),
     ("netfilter", &["route::Prefix", "failure", "status", "words"]),
     ("status", &["backend_kind", "route::Prefix", "stats", "words"]),
-    ("control", &["backend_kind", "route::Prefix", "failure", "config", "status", "words"]),
+    (
+        "control",
+        &[
+            "backend_kind",
+            "route::Address",
+            "route::Prefix",
+            "failure",
+            "config",
+            "status",
+            "words",
+        ],
+    ),
     (
         "backend",
         &[

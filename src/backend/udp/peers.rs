@@ -17,7 +17,8 @@ use crate::route::{Peer, Prefix, SOURCE_PORTS, Table};
 pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
     let all: BTreeMap<_, _> = before.peers().iter().map(|peer| (peer.subnet, peer)).collect();
     let mut peers = Vec::new();
-    for (subnet, lease) in leases {
+    for (subnets, lease) in leases {
+        let Some(subnet) = subnets.v4() else { continue };
         if !lease.attributes.backend_type.is_udp() {
             debug!("Ignoring lease {subnet} of a {} node", lease.attributes.backend_type);
             continue;
@@ -25,7 +26,7 @@ pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
         let address = SocketAddrV4::new(lease.attributes.public_ip, port);
         let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
         let takes_source_ports = source_ports >= Some(SOURCE_PORTS);
-        let known = all.get(subnet).filter(|peer| peer.address == address);
+        let known = all.get(&subnet).filter(|peer| peer.address == address);
         let is_same = |peer: &Peer| {
             (peer.takes_no_checksum, peer.takes_source_ports)
                 == (takes_no_checksum, takes_source_ports)
@@ -35,7 +36,7 @@ pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
             known => {
                 let proven = known.is_some_and(|peer| peer.source_proven.load(Ordering::Relaxed));
                 let source_proven = AtomicBool::new(proven);
-                let new = Peer::new(*subnet, address);
+                let new = Peer::new(subnet, address);
                 Arc::new(Peer { takes_no_checksum, takes_source_ports, source_proven, ..new })
             }
         });
@@ -89,22 +90,23 @@ mod tests {
 
     use super::*;
     use crate::control::lease::{LeaseAttributes, Lifetime};
+    use crate::route::Prefixes;
 
-    fn lease(subnet: &str, public_ip: [u8; 4], backend_type: &str) -> (Prefix, Lease) {
-        let subnet: Prefix = subnet.parse().unwrap();
+    fn lease(subnet: &str, public_ip: [u8; 4], backend_type: &str) -> (Prefixes, Lease) {
+        let subnets: Prefixes = subnet.parse().unwrap();
         let attributes = LeaseAttributes {
             backend_type: backend_type.into(),
             ..LeaseAttributes::udp(Ipv4Addr::from(public_ip))
         };
         let lease = Lease {
-            subnet,
-            key: subnet.key(),
+            subnets,
+            key: subnets.key(),
             attributes,
             revision: 1,
             created_revision: 1,
             lifetime: Lifetime::Reservation,
         };
-        (subnet, lease)
+        (subnets, lease)
     }
 
     #[test]

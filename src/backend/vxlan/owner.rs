@@ -51,7 +51,7 @@ fn host(lease: &Lease) -> Ipv4Addr {
 }
 
 fn name(lease: &Lease) -> String {
-    format!("{} of {}", lease.subnet, host(lease))
+    format!("{} of {}", lease.subnets, host(lease))
 }
 
 /// When a lease was written, as far as its store shows; to be compared within one store only. A
@@ -73,17 +73,17 @@ mod tests {
     use super::*;
     use crate::backend_kind::BackendKind;
     use crate::control::lease::LeaseAttributes;
-    use crate::route::Prefix;
+    use crate::route::Prefixes;
 
     const ETCD: Lifetime = Lifetime::Leased { id: 7, expires_unix: None };
 
     fn lease(number: u8, mac: u8, lifetime: Lifetime, created: i64, revision: i64) -> Lease {
-        let subnet: Prefix = format!("10.5.{number}.0/24").parse().unwrap();
+        let subnets: Prefixes = format!("10.5.{number}.0/24").parse().unwrap();
         let data = data(1, MacAddress([2, 0, 0, 0, 0, mac]));
         let public_ip = Ipv4Addr::new(192, 0, 2, number);
         let attributes = LeaseAttributes::of(BackendKind::Vxlan, public_ip, Some(data));
-        let key = subnet.key();
-        Lease { subnet, key, attributes, revision, created_revision: created, lifetime }
+        let key = subnets.key();
+        Lease { subnets, key, attributes, revision, created_revision: created, lifetime }
     }
 
     fn local(number: u8, ends: u64) -> Lease {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn usable(leases: &[Lease]) -> Vec<String> {
-        resolve(leases.iter()).0.iter().map(|(lease, _)| lease.subnet.to_string()).collect()
+        resolve(leases.iter()).0.iter().map(|(lease, _)| lease.subnets.to_string()).collect()
     }
 
     #[test]

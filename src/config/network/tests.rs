@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::route::Prefix;
+use std::net::Ipv4Addr;
 
 fn parse(text: &str) -> NetworkConfig {
     NetworkConfig::parse(text.as_bytes()).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -19,14 +21,14 @@ fn summary(text: &str) -> String {
     let config = parse(text);
     format!(
         "{} /{} {} {}",
-        config.network, config.subnet_length_bits, config.subnet_min, config.subnet_max
+        config.v4.network, config.v4.subnet_length_bits, config.v4.subnet_min, config.v4.subnet_max
     )
 }
 
 #[test]
 fn defaults() {
     let config = parse(r#"{"network":"10.3.0.0/16"}"#);
-    assert_eq!(config.network, "10.3.0.0/16".parse().unwrap());
+    assert_eq!(config.v4.network, "10.3.0.0/16".parse().unwrap());
     assert_eq!(
         config.backend,
         BackendConfig { kind: BackendKind::Udp.into(), settings: json!({}) }
@@ -109,6 +111,31 @@ fn checks_speak_flannels_phrases() {
     ] {
         assert_refused(text, phrase);
     }
+    for (members, phrase) in [
+        (r#""Other":1"#, "please define a correct IPv6Network parameter"),
+        (r#""IPv6Network":"::/0""#, "please define a correct IPv6Network parameter"),
+        (r#""IPv6Network":"10.5.0.0/16""#, "IPv6Network in"),
+        (
+            r#""IPv6Network":"fc00::/48","IPv6SubnetLen":127"#,
+            "IPv6SubnetLen must be less than /127",
+        ),
+        (r#""IPv6Network":"fc00::/48","IPv6SubnetLen":49"#, "accommodate at least four subnets"),
+        (r#""IPv6Network":"fc00::/125""#, "Minimum useful network prefix is /124"),
+        (
+            r#""IPv6Network":"fc00::/48","IPv6SubnetMin":"fc01::""#,
+            "IPv6SubnetMin is not in the range of the IPv6Network",
+        ),
+        (
+            r#""IPv6Network":"fc00::/48","IPv6SubnetMax":"fc00::1""#,
+            "IPv6SubnetMax is not on a IPv6SubnetLen boundary",
+        ),
+        (r#""IPv6Network":"fe80::/64""#, "fe80::/10"),
+        (r#""IPv6Network":"ff00::/16""#, "ff00::/8"),
+        (r#""IPv6Network":"::ffff:10.5.0.0/112""#, "::/8"),
+    ] {
+        let text = format!(r#"{{"Network":"10.3.0.0/16","EnableIPv6":true,{members}}}"#);
+        assert_refused(&text, phrase);
+    }
 }
 
 #[test]
@@ -140,12 +167,48 @@ fn wrong_types_and_values_name_the_key() {
 }
 
 #[test]
+fn both_families_have_flannels_defaults() {
+    let with =
+        |members: &str| format!(r#"{{"Network":"10.3.0.0/16","EnableIPv6":true,{members}}}"#);
+    for (members, expected) in [
+        (r#""IPv6Network":"fc00::/48""#, "fc00::/48 /64 fc00:0:0:1:: fc00:0:0:ffff::"),
+        (r#""ipv6network":"fc00::7/62""#, "fc00::/62 /64 fc00:0:0:1:: fc00:0:0:3::"),
+        (r#""IPv6Network":"fc00::/63""#, "fc00::/63 /65 fc00::8000:0:0:0 fc00:0:0:1:8000::"),
+        (r#""IPv6Network":"fc00::/124""#, "fc00::/124 /126 fc00::4 fc00::c"),
+        (
+            r#""IPv6Network":"fc00::/48","IPv6SubnetLen":56,"IPv6SubnetMin":"fc00::""#,
+            "fc00::/48 /56 fc00:: fc00:0:0:ff00::",
+        ),
+        (
+            r#""IPv6Network":"fc00::/48","IPv6SubnetMin":"fc00:0:0:5::","IPv6SubnetMax":"::""#,
+            "fc00::/48 /64 fc00:0:0:5:: fc00:0:0:ffff::",
+        ),
+    ] {
+        let v6 = parse(&with(members)).v6.expect("it is enabled");
+        let SubnetRange { network, subnet_length_bits, subnet_min, subnet_max } = v6;
+        let found = format!("{network} /{subnet_length_bits} {subnet_min} {subnet_max}");
+        assert_eq!(found, expected, "{members}");
+    }
+    let dual = parse(&with(r#""IPv6Network":"fc00::/48""#));
+    assert_eq!(dual.networks().to_string(), "10.3.0.0/16,fc00::/48");
+    for (subnets, is_leasable) in [
+        ("10.3.1.0/24,fc00:0:0:1::/64", true),
+        ("10.3.1.0/24,fc00::/64", false),
+        ("10.3.1.0/24", false),
+        ("fc00:0:0:1::/64", false),
+        ("10.4.1.0/24,fc00:0:0:1::/64", false),
+    ] {
+        assert_eq!(dual.is_leasable(subnets.parse().unwrap()), is_leasable, "{subnets}");
+    }
+    let kept = dual.leasable("10.4.1.0/24,fc00:0:0:1::/64".parse().unwrap());
+    assert_eq!(kept.map(|kept| kept.to_string()).as_deref(), Some("fc00:0:0:1::/64"));
+    assert_eq!(parse(&dual.to_json().to_string()), dual, "what is remembered is another one");
+}
+
+#[test]
 fn what_is_not_built_refuses() {
     let with = |members: &str| format!(r#"{{"Network":"10.3.0.0/16",{members}}}"#);
-    assert_refused(&with(r#""EnableIPv6":true"#), "IPv6 (EnableIPv6)");
-    assert_refused(&with(r#""EnableIPv6":true,"IPv6Network":"fc00::/48""#), "IPv6 (EnableIPv6)");
     assert_refused(&with(r#""EnableIPv4":false"#), "without IPv4");
-    assert_refused(r#"{"EnableIPv6":true,"IPv6Network":"fc00::/48"}"#, "IPv6 (EnableIPv6)");
     parse(&with(r#""EnableIPv6":false,"IPv6Network":"fc00::/48","EnableIPv4":true"#));
     assert!(parse(&with(r#""EnableNFTables":true"#)).enable_nftables);
 }
@@ -229,7 +292,7 @@ fn only_subnets_between_the_bounds_are_leasable() {
         ("255.255.252.0/23", false),
         ("10.0.0.0/24", false),
     ] {
-        assert_eq!(config.leasable(subnet.parse().unwrap()), leasable, "{subnet}");
+        assert_eq!(config.is_leasable(subnet.parse().unwrap()), leasable, "{subnet}");
     }
 }
 
@@ -247,7 +310,10 @@ fn a_network_that_no_host_forwards_is_refused() {
         assert_refused(&json!({ "Network": network }).to_string(), phrase);
     }
     for network in ["1.0.0.0/8", "126.0.0.0/16", "128.0.0.0/16", "223.0.0.0/8", "240.0.0.0/8"] {
-        assert_eq!(parse(&json!({ "Network": network }).to_string()).network.to_string(), network);
+        assert_eq!(
+            parse(&json!({ "Network": network }).to_string()).v4.network.to_string(),
+            network
+        );
     }
 }
 
@@ -288,13 +354,13 @@ proptest! {
             value["SubnetMax"] = near(max).into();
         }
         if let Ok(config) = NetworkConfig::parse(value.to_string().as_bytes()) {
-            prop_assert!(config.subnet_length_bits >= config.network.length_bits() + 2);
-            prop_assert!(config.subnet_length_bits <= 30);
-            prop_assert!(config.subnet_min <= config.subnet_max);
-            for bound in [config.subnet_min, config.subnet_max] {
-                let subnet = Prefix::new(bound, config.subnet_length_bits).unwrap();
-                prop_assert!(subnet.network() == bound && config.leasable(subnet));
-                prop_assert!(config.network.covers(subnet));
+            prop_assert!(config.v4.subnet_length_bits >= config.v4.network.length_bits() + 2);
+            prop_assert!(config.v4.subnet_length_bits <= 30);
+            prop_assert!(config.v4.subnet_min <= config.v4.subnet_max);
+            for bound in [config.v4.subnet_min, config.v4.subnet_max] {
+                let subnet = Prefix::new(bound, config.v4.subnet_length_bits).unwrap();
+                prop_assert!(subnet.network() == bound && config.v4.leasable(subnet));
+                prop_assert!(config.v4.network.covers(subnet));
             }
             let again = NetworkConfig::parse(config.to_json().to_string().as_bytes());
             prop_assert_eq!(again.unwrap(), config, "what is remembered is another configuration");
@@ -313,7 +379,7 @@ proptest! {
         let config = parse(&format!(r#"{{"Network":"{network}","SubnetLen":{length}}}"#));
         let mut each = Prefix::new(network.network(), length);
         while let Some(subnet) = each.filter(|subnet| network.covers(*subnet)) {
-            prop_assert_eq!(config.leasable(subnet), subnet.network() != network.network());
+            prop_assert_eq!(config.v4.leasable(subnet), subnet.network() != network.network());
             each = subnet.next();
         }
     }

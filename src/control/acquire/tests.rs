@@ -37,7 +37,7 @@ async fn own_lease_is_taken_over_with_lifetime() {
     let old = br#"{"PublicIP":"198.51.100.1","BackendType":"vxlan"}"#;
     store.put("10.5.7.0-24", old, LEASED);
     let own = manager(&store, Some("10.5.9.0/24")).acquire(&network(), &node(1)).await.unwrap();
-    assert_eq!(own.lease.subnet.key(), "10.5.7.0-24", "the lease in the store outranks the file");
+    assert_eq!(own.lease.subnets.key(), "10.5.7.0-24", "the lease in the store outranks the file");
     let (value, lifetime) = store.get("10.5.7.0-24").unwrap();
     assert_eq!(value, r#"{"PublicIP":"198.51.100.1","PublicIPv6":null}"#);
     assert_eq!(lifetime, LEASED);
@@ -45,18 +45,8 @@ async fn own_lease_is_taken_over_with_lifetime() {
 
     store.put("10.5.8.0-24", br#"{"PublicIP":"198.51.100.2"}"#, Lifetime::Reservation);
     let own = manager(&store, None).acquire(&network(), &node(2)).await.unwrap();
-    assert_eq!((own.lease.subnet.key().as_str(), own.expires), ("10.5.8.0-24", None));
+    assert_eq!((own.lease.subnets.key().as_str(), own.expires), ("10.5.8.0-24", None));
     assert_eq!(store.get("10.5.8.0-24").unwrap().1, Lifetime::Reservation);
-}
-
-#[tokio::test]
-async fn dual_stack_entry_keeps_its_key() {
-    let store = MemoryStore::new();
-    let key = "10.5.7.0-24&fd00:5:7::-64";
-    store.put(key, br#"{"PublicIP":"198.51.100.1","PublicIPv6":"fd00::1"}"#, LEASED);
-    let own = manager(&store, None).acquire(&network(), &node(1)).await.unwrap();
-    assert_eq!(own.lease.subnet.to_string(), "10.5.7.0/24");
-    assert_eq!(store.keys(), [key], "one node has two leases");
 }
 
 #[tokio::test]
@@ -64,7 +54,7 @@ async fn incompatible_lease_is_replaced() {
     let store = MemoryStore::new();
     store.put("10.5.16.0-20", br#"{"PublicIP":"198.51.100.1"}"#, LEASED);
     let own = manager(&store, None).acquire(&network(), &node(1)).await.unwrap();
-    assert_eq!(own.lease.subnet.length_bits(), 24);
+    assert_eq!(own.lease.v4().unwrap().length_bits(), 24);
     assert_eq!(store.keys(), [own.lease.key], "the old lease stays");
 }
 
@@ -80,7 +70,7 @@ async fn previous_subnet_is_used_if_free_and_compatible() {
             let theirs = store.get(taken).unwrap().0;
             assert_eq!(theirs, r#"{"PublicIP":"198.51.100.9"}"#, "a subnet was stolen");
         }
-        own.lease.subnet.to_string()
+        own.lease.subnets.to_string()
     };
     assert_eq!(acquired("10.5.200.0/24", None).await, "10.5.200.0/24");
     assert_ne!(acquired("10.5.200.0/24", Some("10.5.200.0-24")).await, "10.5.200.0/24");
@@ -97,7 +87,7 @@ async fn unreadable_own_entry_does_not_stop_start() {
         store.put(key, b"junk", LEASED);
         let acquiring = manager(&store, Some("10.5.200.0/24"));
         let own = acquiring.acquire(&network(), &node(1)).await.expect("it races against junk");
-        assert_ne!(own.lease.subnet.to_string(), "10.5.200.0/24");
+        assert_ne!(own.lease.subnets.to_string(), "10.5.200.0/24");
         assert_eq!(acquiring.status().read().conflicts, 0, "junk was taken for a free subnet");
         assert_eq!(store.get(key).unwrap().0, "junk");
     }
@@ -110,7 +100,7 @@ async fn unreadable_entries_are_taken_subnets() {
     store.put("10.5.1.0-24", b"junk", LEASED);
     store.put("10.5.3.0-24", b"{", LEASED);
     let own = manager(&store, None).acquire(&network, &node(1)).await.unwrap();
-    assert_eq!(own.lease.subnet.to_string(), "10.5.2.0/24");
+    assert_eq!(own.lease.subnets.to_string(), "10.5.2.0/24");
     let error = manager(&store, None).acquire(&network, &node(2)).await.unwrap_err();
     assert!(matches!(error, AcquireError::Exhausted { .. }), "{error}");
 }
@@ -140,7 +130,7 @@ async fn full_network_is_a_passing_error() {
     assert!(text.contains("10.5.1.0/24") && text.contains("10.5.3.0/24"), "{text}");
     store.remove("10.5.2.0-24");
     let own = manager(&store, None).acquire(&network, &node(4)).await.unwrap();
-    assert_eq!(own.lease.subnet.to_string(), "10.5.2.0/24");
+    assert_eq!(own.lease.subnets.to_string(), "10.5.2.0/24");
 }
 
 /// All nodes list before any of them writes, so that the first round is one great collision.
@@ -155,9 +145,12 @@ async fn storm(nodes: usize, network: NetworkConfig) {
             .map(|(number, manager)| async move { manager.acquire(network, &node(number)).await }),
     )
     .await;
-    let subnets: BTreeSet<_> =
-        acquired.into_iter().map(|own| own.expect("a node gave up").lease.subnet).collect();
-    assert_eq!(subnets.len(), nodes, "two nodes share a subnet");
+    let subnets = acquired.into_iter().map(|own| own.expect("a node gave up").lease.subnets);
+    let subnets: Vec<_> = subnets.collect();
+    let v4: BTreeSet<_> = subnets.iter().map(|it| it.v4()).collect();
+    assert_eq!(v4.len(), nodes, "two nodes share a subnet");
+    let v6: BTreeSet<_> = subnets.iter().map(|it| it.v6()).collect();
+    assert_eq!(v6.len(), network.v6.map_or(1, |_| nodes), "two nodes share an IPv6 subnet");
     assert_eq!(store.keys().len(), nodes);
     let calls = store.calls() as usize / nodes;
     assert!(calls <= 40, "{calls} requests for each node");
@@ -168,6 +161,12 @@ async fn storms_of_daemons_all_succeed() {
     storm(12, network()).await;
     storm(100, network()).await;
     storm(1000, config("10.0.0.0/8", 24, "10.0.1.0", "10.255.255.0")).await;
+    let v6 = dual().v6.map(|range| SubnetRange {
+        network: "fd00:5::/48".parse().unwrap(),
+        subnet_max: "fd00:5:0:ffff::".parse().unwrap(),
+        ..range
+    });
+    storm(100, NetworkConfig { v6, ..network() }).await;
 }
 
 #[tokio::test]
@@ -223,7 +222,7 @@ async fn daemons_on_one_directory_never_share_a_subnet() {
                                 operation: "lock",
                                 ..
                             }))) => {}
-                            result => return result.map(|own| own.lease.subnet),
+                            result => return result.map(|own| own.lease.subnets),
                         }
                     }
                 })
@@ -266,4 +265,79 @@ async fn a_claim_that_cannot_be_made_is_made_once_it_can_be() {
         claimed = claimed => claimed.expect("it gave up the claim after the first error"),
     }
     assert!(in_the_way.join("nodes").join(node(1).public_ip.to_string()).exists());
+}
+
+/// The network of the others, with IPv6 as well: four subnets of it.
+fn dual() -> NetworkConfig {
+    let mut config = serde_json::to_value(network().to_json()).unwrap();
+    config["EnableIPv6"] = true.into();
+    config["IPv6Network"] = "fd00:5::/62".into();
+    config["IPv6SubnetMin"] = "fd00:5::".parse::<std::net::Ipv6Addr>().unwrap().to_string().into();
+    NetworkConfig::parse(config.to_string().as_bytes()).unwrap()
+}
+
+fn subnets(text: &str) -> Prefixes {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_entry_follows_the_families_of_the_configuration() {
+    let store = MemoryStore::new();
+    store.put("10.5.7.0-24", br#"{"PublicIP":"198.51.100.1"}"#, LEASED);
+    store.put("10.5.9.0-24&fd00:5::-64", br#"{"PublicIP":"198.51.100.9"}"#, LEASED);
+    let own = manager(&store, None).acquire(&dual(), &node(1)).await.unwrap();
+    let (v4, v6) = (own.lease.v4().unwrap(), own.lease.subnets.v6().unwrap());
+    assert_eq!(v4.to_string(), "10.5.7.0/24", "pods lost their addresses");
+    assert_ne!(v6.to_string(), "fd00:5::/64", "two nodes have one subnet");
+    assert_eq!(store.keys().len(), 2, "one node has two leases: {:?}", store.keys());
+    assert_eq!(store.get(&own.lease.key).unwrap().1, LEASED, "it has another lease of etcd");
+    let back = manager(&store, None).acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(back.lease.key, "10.5.7.0-24");
+    assert_eq!(store.keys(), ["10.5.7.0-24", "10.5.9.0-24&fd00:5::-64"]);
+}
+
+#[tokio::test]
+async fn a_reservation_stays_one_with_another_family() {
+    let store = MemoryStore::new();
+    store.put("10.5.7.0-24", br#"{"PublicIP":"198.51.100.1"}"#, Lifetime::Reservation);
+    let own = manager(&store, None).acquire(&dual(), &node(1)).await.unwrap();
+    assert_eq!((own.expires, own.lease.lifetime), (None, Lifetime::Reservation));
+    assert_eq!(store.get(&own.lease.key).unwrap().1, Lifetime::Reservation);
+}
+
+#[tokio::test]
+async fn the_last_run_s_subnet_is_kept_when_a_family_comes() {
+    let store = MemoryStore::new();
+    let previous = Some("10.5.7.0/24");
+    let own = manager(&store, previous).acquire(&dual(), &node(1)).await.unwrap();
+    assert_eq!(own.lease.v4(), subnets("10.5.7.0/24").v4());
+    let previous = "10.5.8.0/24,fd00:5:0:3::/64";
+    let other = manager(&store, Some(previous)).acquire(&dual(), &node(2)).await;
+    let other = other.unwrap().lease.subnets;
+    let expected = match own.lease.subnets.v6() == subnets("fd00:5:0:3::/64").v6() {
+        true => other.v4() != own.lease.v4(),
+        false => other == subnets(previous),
+    };
+    assert!(expected, "{other} beside {}", own.lease.subnets);
+}
+
+#[tokio::test]
+async fn nodes_that_start_at_once_share_no_subnet_of_either_family() {
+    for _ in 0..50 {
+        let store = MemoryStore::new();
+        let acquire = async |number: usize| {
+            let attributes = node(number);
+            let acquired = manager(&store, None).acquire(&dual(), &attributes).await;
+            acquired.map(|own| own.lease.subnets)
+        };
+        let numbers = (1..=6).map(acquire);
+        let acquired = join_all(numbers).await;
+        let held: Vec<_> = acquired.iter().filter_map(|it| it.as_ref().ok()).collect();
+        assert_eq!(held.len(), 4, "there are four subnets of IPv6: {acquired:?}");
+        for (at, one) in held.iter().enumerate() {
+            assert!(!held[..at].iter().any(|other| other.overlaps(**one)), "{held:?}");
+        }
+        let exhausted = acquired.iter().filter_map(|it| it.as_ref().err());
+        assert!(exhausted.into_iter().all(|it| matches!(it, AcquireError::Exhausted(..))));
+    }
 }

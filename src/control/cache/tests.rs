@@ -4,11 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::control::lease::LeaseAttributes;
+use crate::route::Prefix;
 
 const STORE: &str = "etcd /coreos.com/network at http://192.0.2.100:2379";
 const NOW: u64 = 1_795_225_924;
 
-fn prefix(text: &str) -> Prefix {
+fn prefixes(text: &str) -> Prefixes {
     text.parse().unwrap()
 }
 
@@ -21,10 +22,10 @@ fn usual_config() -> NetworkConfig {
 }
 
 fn lease(subnet: &str, public_ip: &str) -> Lease {
-    let subnet = prefix(subnet);
+    let subnets = prefixes(subnet);
     Lease {
-        subnet,
-        key: subnet.key(),
+        subnets,
+        key: subnets.key(),
         attributes: LeaseAttributes::udp(public_ip.parse().unwrap()),
         revision: 0,
         created_revision: 12,
@@ -37,10 +38,10 @@ fn known(peers: &[Lease]) -> Known {
         as_of_unix: NOW,
         revision: 1234,
         cluster: u64::MAX,
-        network: prefix("10.5.0.0/16"),
+        networks: prefixes("10.5.0.0/16"),
         own: lease("10.5.100.0/24", "192.0.2.1"),
         ends_unix: Some(NOW + 2 * AGE_MAX.as_secs()),
-        peers: Arc::new(peers.iter().map(|peer| (peer.subnet, peer.clone())).collect()),
+        peers: Arc::new(peers.iter().map(|peer| (peer.subnets, peer.clone())).collect()),
     }
 }
 
@@ -51,8 +52,8 @@ fn usual() -> Known {
 fn expected() -> Expected<'static> {
     Expected {
         store: STORE,
-        network: prefix("10.5.0.0/16"),
-        subnet: prefix("10.5.100.0/24"),
+        networks: prefixes("10.5.0.0/16"),
+        subnets: prefixes("10.5.100.0/24"),
         public_ip: "192.0.2.1".parse().unwrap(),
         now_unix: NOW + 3600,
     }
@@ -86,10 +87,10 @@ fn mismatched_cache_is_refused_by_field() {
     let bytes = written(&usual());
     let usual = expected();
     assert_refused(&bytes, &Expected { store: "local /srv", ..usual }, "local /srv");
-    let network = prefix("10.6.0.0/16");
-    assert_refused(&bytes, &Expected { network, ..usual }, "\"10.5.0.0/16\"");
-    let subnet = prefix("10.5.101.0/24");
-    assert_refused(&bytes, &Expected { subnet, ..usual }, "\"10.5.100.0/24\"");
+    let networks = prefixes("10.6.0.0/16");
+    assert_refused(&bytes, &Expected { networks, ..usual }, "\"10.5.0.0/16\"");
+    let subnets = prefixes("10.5.101.0/24");
+    assert_refused(&bytes, &Expected { subnets, ..usual }, "\"10.5.100.0/24\"");
     let public_ip = "192.0.2.9".parse().unwrap();
     assert_refused(&bytes, &Expected { public_ip, ..usual }, "192.0.2.9");
 }
@@ -158,8 +159,8 @@ fn invalid_entry_invalidates_cache() {
     }
     let own = lease("10.5.100.0/25", "192.0.2.1");
     let unleasable = written(&Known { own, ..usual() });
-    let subnet = prefix("10.5.100.0/25");
-    assert_refused(&unleasable, &Expected { subnet, ..expected() }, "10.5.100.0-25");
+    let subnets = prefixes("10.5.100.0/25");
+    assert_refused(&unleasable, &Expected { subnets, ..expected() }, "10.5.100.0-25");
 }
 
 #[test]
@@ -190,14 +191,16 @@ fn oversized_cache_and_value_are_not_written() {
     large.attributes.backend_data = Some(crate::control::lease::RawJson(data));
     let good = lease("10.5.2.0/24", "192.0.2.3");
     let cache = parse(&written(&known(&[large.clone(), good.clone()])), &expected()).unwrap();
-    assert_eq!(cache.known.peers.keys().collect::<Vec<_>>(), [&good.subnet]);
+    assert_eq!(cache.known.peers.keys().collect::<Vec<_>>(), [&good.subnets]);
 
     let raw = format!("\"{}\"", "x".repeat(3000));
     let data = RawValue::from_string(raw).unwrap();
     large.attributes.backend_data = Some(crate::control::lease::RawJson(data));
     let flood = (0..6000_u32).map(|number| {
-        let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A05_0000 + (number << 4)), 28).unwrap();
-        (subnet, Lease { subnet, key: subnet.key(), ..large.clone() })
+        let subnets = Prefixes::from(
+            Prefix::new(Ipv4Addr::from_bits(0x0A05_0000 + (number << 4)), 28).unwrap(),
+        );
+        (subnets, Lease { subnets, key: subnets.key(), ..large.clone() })
     });
     let flood = Known { peers: Arc::new(flood.collect()), ..usual() };
     let error = render(STORE, &usual_config(), &flood).unwrap_err();
@@ -207,21 +210,23 @@ fn oversized_cache_and_value_are_not_written() {
 #[test]
 fn cache_holds_as_many_peers_as_store() {
     let peers = (0..ENTRIES_MAX as u32).map(|number| {
-        let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (number << 8)), 24).unwrap();
+        let subnets = Prefixes::from(
+            Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (number << 8)), 24).unwrap(),
+        );
         let public_ip = Ipv4Addr::from_bits(0xC6C6_0000 + number);
         let attributes = LeaseAttributes::udp(public_ip);
-        let (key, created_revision) = (subnet.key(), i64::MAX);
+        let (key, created_revision) = (subnets.key(), i64::MAX);
         let like = lease("10.255.1.0/24", "192.0.2.1");
-        (subnet, Lease { subnet, key, attributes, created_revision, ..like })
+        (subnets, Lease { subnets, key, attributes, created_revision, ..like })
     });
     let own = lease("10.0.1.0/24", "192.0.2.1");
-    let network = prefix("10.0.0.0/8");
+    let networks = prefixes("10.0.0.0/8");
     let mut peers: Peers = peers.collect();
-    peers.remove(&own.subnet);
-    let known = Known { own, network, peers: Arc::new(peers), ..usual() };
+    peers.remove(&own.subnets);
+    let known = Known { own, networks, peers: Arc::new(peers), ..usual() };
     let config = config(r#"{"Network":"10.0.0.0/8"}"#);
     let bytes = render(STORE, &config, &known).unwrap();
-    let expected = Expected { network, subnet: known.own.subnet, ..expected() };
+    let expected = Expected { networks, subnets: known.own.subnets, ..expected() };
     let cache = parse(&bytes, &expected).unwrap();
     assert_eq!(cache.known, known, "a full network does not fit into its cache");
 }

@@ -7,20 +7,23 @@ use crate::control::lease::LeaseAttributes;
 
 pub(crate) fn config(network: &str, bits: u8, min: &str, max: &str) -> NetworkConfig {
     NetworkConfig {
-        network: network.parse().unwrap(),
-        subnet_length_bits: bits,
-        subnet_min: min.parse().unwrap(),
-        subnet_max: max.parse().unwrap(),
+        v4: SubnetRange {
+            network: network.parse().unwrap(),
+            subnet_length_bits: bits,
+            subnet_min: min.parse().unwrap(),
+            subnet_max: max.parse().unwrap(),
+        },
+        v6: None,
         enable_nftables: false,
         backend: BackendConfig { kind: BackendKind::Udp.into(), settings: serde_json::Value::Null },
     }
 }
 
 pub(crate) fn lease(subnet: &str, host: u8) -> Lease {
-    let subnet: Prefix = subnet.parse().unwrap();
+    let subnets: Prefixes = subnet.parse().unwrap();
     Lease {
-        subnet,
-        key: subnet.key(),
+        subnets,
+        key: subnets.key(),
         attributes: LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)),
         revision: 1,
         created_revision: 1,
@@ -29,11 +32,11 @@ pub(crate) fn lease(subnet: &str, host: u8) -> Lease {
 }
 
 fn free(config: &NetworkConfig, leases: &[Lease], count_max: usize) -> Vec<String> {
-    free_subnets(config, subnets(leases), count_max).iter().map(Prefix::to_string).collect()
+    free_subnets(&config.v4, subnets(leases), count_max).iter().map(Prefix::to_string).collect()
 }
 
 fn subnets(leases: &[Lease]) -> Vec<Prefix> {
-    leases.iter().map(|lease| lease.subnet).collect()
+    leases.iter().filter_map(Lease::v4).collect()
 }
 
 #[test]
@@ -64,14 +67,14 @@ fn free_subnets_equal_slow_overlap_check() {
             })
             .collect();
         let mut slow = Vec::new();
-        let mut subnet = Prefix::new(config.subnet_min, 26).unwrap();
-        while subnet.network() <= config.subnet_max {
-            if !leases.iter().any(|lease| lease.subnet.overlaps(subnet)) {
+        let mut subnet = Prefix::new(config.v4.subnet_min, 26).unwrap();
+        while subnet.network() <= config.v4.subnet_max {
+            if !leases.iter().any(|lease| lease.subnets.overlaps(subnet.into())) {
                 slow.push(subnet);
             }
             subnet = subnet.next().unwrap();
         }
-        assert_eq!(free_subnets(&config, subnets(&leases), usize::MAX), slow, "with {leases:?}");
+        assert_eq!(free_subnets(&config.v4, subnets(&leases), usize::MAX), slow, "with {leases:?}");
     }
 }
 
@@ -88,7 +91,7 @@ fn usable_own_lease_is_preferred() {
     let leases = [lease("10.6.1.0/24", 7), lease("10.5.3.0/24", 7), lease("10.5.4.0/24", 7)];
     let held = |leases: &[Lease], previous: Option<&str>| {
         let previous = previous.map(|text| text.parse().unwrap());
-        held_by(leases, own, &config, previous).map(|lease| lease.subnet.to_string())
+        held_by(leases, own, &config, previous).map(|lease| lease.subnets.to_string())
     };
     assert_eq!(held(&leases, Some("10.5.3.0/24")).as_deref(), Some("10.5.3.0/24"));
     assert_eq!(held(&leases[..1], None).as_deref(), Some("10.6.1.0/24"));

@@ -8,10 +8,11 @@ use super::{Command, Machine, stale};
 use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::clock::format_go_duration;
 use crate::control::error::{StoreError, StoreResult};
-use crate::control::lease::{Lease, parse_key};
+use crate::control::lease::Lease;
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Snapshot};
 use crate::failure::with_causes;
+use crate::route::Prefixes;
 
 /// How long a watch must have lived for the next failure to count as new and be retried at
 /// once, instead of continuing the last one.
@@ -237,8 +238,9 @@ impl Machine {
                 own_lost = Some(revision);
             }
             let published = self.published.as_ref();
-            let peer = parse_key(key).and_then(|subnet| published?.get(&subnet));
-            let lost = peer.filter(|peer| peer.key == *key && !self.stale.holds(peer.subnet));
+            let subnets = Prefixes::from_key(key).and_then(|of| of.within(self.own.networks));
+            let peer = subnets.and_then(|subnets| published?.get(&subnets));
+            let lost = peer.filter(|peer| peer.key == *key && !self.stale.holds(peer.subnets));
             if let Some(lost) = lost.filter(|_| self.would_be_news(key, revision)) {
                 vanishing.entry(revision).or_default().push(lost.clone());
             }
@@ -260,7 +262,7 @@ impl Machine {
     fn hold_missing(&mut self, wiped: bool) -> bool {
         let published = self.published.as_deref().into_iter().flat_map(BTreeMap::values);
         let is_missing = |lease: &&Lease| {
-            !self.mirror.contains_key(&lease.key) && !self.stale.holds(lease.subnet)
+            !self.mirror.contains_key(&lease.key) && !self.stale.holds(lease.subnets)
         };
         let missing: Vec<Lease> = published.filter(is_missing).cloned().collect();
         let of = self.live_peers();
@@ -372,7 +374,7 @@ impl Machine {
 /// Whether both versions of an entry give the same route: a renewal, or a change that does not
 /// matter here.
 fn leads_the_same_way(before: &Lease, after: &Lease) -> bool {
-    before.subnet == after.subnet
+    before.subnets == after.subnets
         && before.attributes == after.attributes
         && before.created_revision == after.created_revision
 }

@@ -31,7 +31,7 @@ use crate::control::choose::tests::config;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::timing::Timing;
-use crate::route::Prefix;
+use crate::route::Prefixes;
 use node::{Answer, InFlight, Life, Moment, Node, Op, execute, failure};
 use store::SimStore;
 
@@ -66,7 +66,7 @@ fn network() -> NetworkConfig {
     config("10.5.0.0/16", 24, "10.5.1.0", "10.5.10.0")
 }
 
-fn subnets() -> Vec<Prefix> {
+fn subnets() -> Vec<Prefixes> {
     (1..=10).filter_map(|third| format!("10.5.{third}.0/24").parse().ok()).collect()
 }
 

@@ -54,7 +54,9 @@ impl Machine {
             }
             OwnEntry::Rewritten { at } if at <= now => (Write::Restore, known),
             OwnEntry::Unreadable { repair: Some(junk) } => (Write::Repair, junk),
-            OwnEntry::Lapsed { free: true } => (Write::Retake, ABSENT),
+            OwnEntry::Lapsed { free: true } => {
+                (Write::Retake { listed: self.listed_until }, ABSENT)
+            }
             OwnEntry::Unreadable { repair: None } | OwnEntry::Lapsed { free: false }
                 if renewal_due =>
             {
@@ -92,7 +94,7 @@ impl Machine {
                 self.own_entry = OwnEntry::Unreadable { repair: None };
                 held.revision = over;
             }
-            Write::Retake => self.own_entry = OwnEntry::Lapsed { free: false },
+            Write::Retake { .. } => self.own_entry = OwnEntry::Lapsed { free: false },
         }
         self.asked = Asked::Write { what, over, own_seen: None };
         self.commands.push(Command::Write { what, held });
@@ -124,7 +126,7 @@ impl Machine {
             self.own_end_logged = self.own.expires;
             self.warn(format!(
                 "The lease of {} expired during a pause or an outage; reading it before renewing",
-                self.own.lease.subnet
+                self.own.lease.subnets
             ));
         }
         if let Follow::Watching { .. } = self.follow {
@@ -222,14 +224,14 @@ impl Machine {
         if std::mem::take(&mut self.from_cache) {
             self.info(format!(
                 "The store confirmed the lease of {}; nothing of before is needed now",
-                self.own.lease.subnet
+                self.own.lease.subnets
             ));
             self.plan_publication();
         }
     }
 
     fn on_granted(&mut self, what: Write) {
-        let subnet = self.own.lease.subnet;
+        let subnet = self.own.lease.subnets;
         if what == Write::Renew {
             let expiration = format_go(self.ends_unix().unwrap_or_default());
             return self.info(format!("Lease renewed, new expiration: {expiration}"));
@@ -349,7 +351,7 @@ impl Machine {
         }
         self.suspect_twin(&found);
         let (was, is) = (self.own.lease.lifetime.id(), found.lifetime.id());
-        let subnet = self.own.lease.subnet;
+        let subnet = self.own.lease.subnets;
         self.own_since = found.revision;
         self.own.lease = Lease { attributes, ..found };
         match is {
@@ -396,14 +398,15 @@ impl Machine {
 
     /// Plans to take the lapsed subnet again, if the listing just made shows nobody else on it.
     pub(super) fn plan_retaking(&mut self) {
-        let (subnet, network) = (self.own.lease.subnet, self.own.network);
-        let takes =
-            |lease: &&Lease| lease.subnet.overlaps(subnet) && lease.subnet.is_part_of(network);
+        let (own, networks) = (self.own.lease.subnets, self.own.networks);
+        let takes = |lease: &&Lease| {
+            lease.subnets.part_of(networks).is_some_and(|subnets| subnets.overlaps(own))
+        };
         let Some(taken) = self.mirror.values().find(takes) else {
             self.own_entry = OwnEntry::Lapsed { free: true };
             return;
         };
-        let (by, new_owner) = (taken.subnet, taken.attributes.public_ip);
+        let (by, new_owner) = (taken.subnets, taken.attributes.public_ip);
         self.give_up(format!("lapsed and {by} belongs to {new_owner}"), Some(new_owner));
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::control::lease::{Lease, Peers};
-use crate::control::peers;
-use crate::route::Prefix;
+use crate::control::peers::Taken;
+use crate::route::Prefixes;
 
 /// Fewest nodes whose disappearance is one of many: a single node is taken off every day.
 const VANISHED_MIN: usize = 2;
@@ -17,7 +17,7 @@ const LOG_PAUSE: Duration = Duration::from_secs(5);
 /// Peers in their grace period, each until a moment of the boot clock.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
-    held: BTreeMap<Prefix, (Lease, Duration)>,
+    held: BTreeMap<Prefixes, (Lease, Duration)>,
     unlogged: Released,
     logged_at: Option<Duration>,
 }
@@ -43,13 +43,13 @@ impl Stale {
         self.held.len()
     }
 
-    pub(super) fn holds(&self, subnet: Prefix) -> bool {
-        self.held.contains_key(&subnet)
+    pub(super) fn holds(&self, subnets: Prefixes) -> bool {
+        self.held.contains_key(&subnets)
     }
 
     #[cfg(test)]
-    pub(super) fn until(&self, subnet: Prefix) -> Option<Duration> {
-        self.held.get(&subnet).map(|(_, until)| *until)
+    pub(super) fn until(&self, subnets: Prefixes) -> Option<Duration> {
+        self.held.get(&subnets).map(|(_, until)| *until)
     }
 
     pub(super) fn next_end(&self) -> Option<Duration> {
@@ -57,7 +57,7 @@ impl Stale {
     }
 
     pub(super) fn hold(&mut self, lease: Lease, until: Duration) {
-        self.held.entry(lease.subnet).or_insert((lease, until));
+        self.held.entry(lease.subnets).or_insert((lease, until));
     }
 
     /// Holds the peers whose time is over until `end`. Others have theirs: a store that comes and
@@ -78,16 +78,16 @@ impl Stale {
         if self.held.is_empty() {
             return None;
         }
-        let unlogged = &mut self.unlogged;
-        self.held.retain(|subnet, (_, until)| {
-            let leased = peers::overlapping(peers, *subnet).is_some();
+        let (unlogged, taken) = (&mut self.unlogged, Taken::by(peers));
+        self.held.retain(|subnets, (_, until)| {
+            let leased = taken.overlaps(*subnets);
             let over = *until <= now && !is_away;
             unlogged.leased += usize::from(leased);
             unlogged.over += usize::from(over && !leased);
             !leased && !over
         });
         // What was held did not overlap each other when it was published.
-        peers.extend(self.held.iter().map(|(subnet, (lease, _))| (*subnet, lease.clone())));
+        peers.extend(self.held.iter().map(|(subnets, (lease, _))| (*subnets, lease.clone())));
         let news = self.unlogged.leased + self.unlogged.over > 0;
         let quiet = self.logged_at.is_some_and(|at| now < at + LOG_PAUSE);
         if !news || (quiet && !self.held.is_empty()) {

@@ -4,7 +4,7 @@ use super::*;
 use crate::control::error::StoreError;
 use crate::control::lease::Lifetime;
 use crate::control::rejected::RejectReason;
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 
 mod addresses;
 mod conflicts;
@@ -13,10 +13,10 @@ const OWN: u8 = 100;
 const DAY_SECONDS: u64 = 86_400;
 
 fn lease(third: u8, host: u8, revision: i64) -> Lease {
-    let subnet = Prefix::new(Ipv4Addr::new(10, 5, third, 0), 24).unwrap();
+    let subnets = Prefixes::from(Prefix::new(Ipv4Addr::new(10, 5, third, 0), 24).unwrap());
     Lease {
-        subnet,
-        key: subnet.key(),
+        subnets,
+        key: subnets.key(),
         attributes: LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)),
         revision,
         created_revision: revision,
@@ -29,9 +29,9 @@ fn at(seconds: u64) -> Now {
 }
 
 fn machine_with(timing: Timing) -> Machine {
-    let network = "10.5.0.0/16".parse().unwrap();
+    let networks = "10.5.0.0/16".parse().unwrap();
     let expires = Some(Duration::from_secs(DAY_SECONDS));
-    let own = OwnLease { lease: lease(OWN, 1, 7), expires, network };
+    let own = OwnLease { lease: lease(OWN, 1, 7), expires, networks };
     Machine::new(own, timing, fastrand::Rng::with_seed(1), at(0))
 }
 
@@ -104,7 +104,7 @@ fn vanished_peers_are_held_own_lease_retaken() {
     let commands = machine.handle(listing(&[], 11), at(11));
     let creates = commands
         .iter()
-        .any(|command| matches!(command, Command::Write { what: Write::Retake, .. }));
+        .any(|command| matches!(command, Command::Write { what: Write::Retake { .. }, .. }));
     assert!(creates, "the own lease is not registered again: {commands:?}");
     machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 12), 11))), at(11));
     machine.handle(Event::Opened(Ok(())), at(11));
@@ -114,7 +114,7 @@ fn vanished_peers_are_held_own_lease_retaken() {
     let commands = machine.handle(Event::Changed(Ok(new)), at(20));
     assert_eq!(counts(&commands), Some((4, 2)), "a held peer outlives its successor");
     assert!(says(&commands, "2 "), "{commands:?}");
-    let moved = &machine.published.as_ref().unwrap()[&lease(2, 0, 0).subnet];
+    let moved = &machine.published.as_ref().unwrap()[&lease(2, 0, 0).subnets];
     assert_eq!(moved.attributes.public_ip, Ipv4Addr::new(192, 0, 2, 99));
 
     let commands = machine.handle(Event::Timer, at(10 + 15 * 60));
@@ -196,7 +196,7 @@ fn whoever_may_list_and_not_watch_sees_new_nodes() {
         }
     }
     let peers = machine.published.as_ref().unwrap();
-    assert!(peers.contains_key(&lease(1, 0, 0).subnet), "{peers:?}");
+    assert!(peers.contains_key(&lease(1, 0, 0).subnets), "{peers:?}");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn other_cluster_with_higher_revisions_is_detected() {
     assert!(says(&commands, "ALARM"), "{commands:?}");
     let creates = commands
         .iter()
-        .any(|command| matches!(command, Command::Write { what: Write::Retake, .. }));
+        .any(|command| matches!(command, Command::Write { what: Write::Retake { .. }, .. }));
     assert!(creates, "the own lease is not registered at once: {commands:?}");
 }
 
@@ -334,12 +334,12 @@ fn watched_lease_flood_costs_bounded_memory() {
 }
 
 fn known() -> Known {
-    let peers = (1..=4).map(|n| (lease(n, 10 + n, 0).subnet, lease(n, 10 + n, 0)));
+    let peers = (1..=4).map(|n| (lease(n, 10 + n, 0).subnets, lease(n, 10 + n, 0)));
     Known {
         as_of_unix: 900,
         revision: 10,
         cluster: 1,
-        network: "10.5.0.0/16".parse().unwrap(),
+        networks: "10.5.0.0/16".parse().unwrap(),
         own: Lease { lifetime: Lifetime::Leased { id: 0, expires_unix: None }, ..lease(OWN, 1, 0) },
         ends_unix: None,
         peers: Arc::new(peers.collect()),
@@ -458,7 +458,7 @@ fn offline_start_retakes_free_subnet_yields_taken_one() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(1, 11, 1)], 12), at(6));
     let creates = commands.iter().any(|command| {
-        let Command::Write { what: Write::Retake, held } = command else { return false };
+        let Command::Write { what: Write::Retake { .. }, held } = command else { return false };
         held.key == lease(OWN, 0, 0).key
     });
     assert!(creates && end(&commands).is_none(), "the lapsed subnet is not taken: {commands:?}");

@@ -60,7 +60,7 @@ impl Machine {
     }
 
     fn report_twin(&mut self) {
-        let (subnet, public_ip) = (self.own.lease.subnet, self.own.lease.attributes.public_ip);
+        let (subnet, public_ip) = (self.own.lease.subnets, self.own.lease.attributes.public_ip);
         let alarm = self.twin.quiet_until <= self.now.boot;
         if alarm {
             self.twin.quiet_until = self.now.boot + ALARM_PERIOD;

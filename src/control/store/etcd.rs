@@ -14,7 +14,7 @@ use crate::control::clock;
 use crate::control::error::{ConnectError, StoreError, StoreResult};
 use crate::control::identity::{Phase, holder_of};
 use crate::control::lease::{Lease, Lifetime};
-use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
+use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot, Vacancy};
 use crate::control::status::Names;
 use crate::failure::lock;
 use etcd_client::{
@@ -147,7 +147,42 @@ impl EtcdStore {
         phase: Phase,
     ) -> StoreResult<Granted> {
         let etcd_lease = self.extend(lease.lifetime, ttl).await?;
-        self.put("writing the lease", lease, etcd_lease, phase).await
+        self.put("writing the lease", lease, etcd_lease, phase, Extras::default()).await
+    }
+
+    pub(super) async fn create(
+        &self,
+        lease: &Lease,
+        vacancy: &Vacancy,
+        ttl: Duration,
+        phase: Phase,
+    ) -> StoreResult<Granted> {
+        let Vacancy { listed, replaces } = vacancy;
+        let lifetime = replaces.as_ref().map_or(lease.lifetime, |before| before.lifetime);
+        let etcd_lease = self.extend(lifetime, ttl).await?;
+        let mut extras = Extras::default();
+        if let Some(before) = replaces {
+            let path = self.path(&before.key);
+            let is_unchanged =
+                Compare::mod_revision(path.as_str(), CompareOp::Equal, before.revision);
+            extras.conditions.push(is_unchanged);
+            extras.writes.push(TxnOp::delete(path, None));
+        }
+        let keys = [Some(lease), replaces.as_ref()].into_iter().flatten();
+        extras.conditions.push(if keys.into_iter().any(|it| it.subnets.v6().is_some()) {
+            self.nothing_new_since(*listed)
+        } else {
+            no_dual_stack_lease_at(&self.path(&lease.key))
+        });
+        let lease = Lease { lifetime, revision: 0, ..lease.clone() };
+        self.put("taking the subnet", &lease, etcd_lease, phase, extras).await
+    }
+
+    /// That every lease is one that the listing of revision `listed` showed. Any IPv6 subnet may
+    /// stand beside any IPv4 one, so no range of keys has all those of one IPv6 subnet.
+    fn nothing_new_since(&self, listed: i64) -> Compare {
+        let (from, end) = (self.path(""), self.connection.path("subnets0"));
+        Compare::mod_revision(from, CompareOp::Less, listed + 1).with_range(end)
     }
 
     /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only
@@ -156,16 +191,16 @@ impl EtcdStore {
         let operation = "renewing the lease";
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
         if etcd_lease.is_some_and(|lease| lease.fresh) {
-            return self.put(operation, held, etcd_lease, Phase::Runs).await;
+            return self.put(operation, held, etcd_lease, Phase::Runs, Extras::default()).await;
         }
         let look = TxnOp::get(self.path(&held.key), Some(GetOptions::new().with_count_only()));
-        self.compare_and_swap(operation, held, None, look).await?;
+        self.compare_and_swap(operation, held, [], [look]).await?;
         Ok(granted(held.clone(), etcd_lease))
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> StoreResult<()> {
         let delete = TxnOp::delete(self.path(&held.key), None);
-        self.compare_and_swap("deleting the lease", held, None, delete).await.map(drop)
+        self.compare_and_swap("deleting the lease", held, [], [delete]).await.map(drop)
     }
 
     /// Writes `lease` over the entry of its revision, bound to `etcd_lease`. After a write of
@@ -177,39 +212,40 @@ impl EtcdStore {
         lease: &Lease,
         etcd_lease: Option<EtcdLease>,
         phase: Phase,
+        extras: Extras,
     ) -> StoreResult<Granted> {
         let claimed = match phase {
             Phase::Starts => self.claims.still_claimed(lease.attributes.public_ip).await,
             Phase::Runs => None,
         };
-        let is_new = lease.revision == 0;
-        let rivals = is_new.then(|| no_dual_stack_lease_at(&self.path(&lease.key)));
         let bound = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
         let put = TxnOp::put(self.path(&lease.key), lease.attributes.to_json()?, bound);
-        let written =
-            self.compare_and_swap(operation, lease, claimed.into_iter().chain(rivals), put);
-        let written = written.await;
+        let Extras { conditions, writes } = extras;
+        let conditions = claimed.into_iter().chain(conditions);
+        let writes = std::iter::once(put).chain(writes);
+        let written = self.compare_and_swap(operation, lease, conditions, writes).await;
         if let Some(unused) = etcd_lease.filter(|lease| lease.fresh)
             && written.as_ref().is_err_and(StoreError::nothing_was_written)
         {
             *lock(&self.spare) = Some(unused);
         }
         let revision = written?;
+        let is_new = lease.revision == 0;
         let created_revision = if is_new { revision } else { lease.created_revision };
         Ok(granted(Lease { revision, created_revision, ..lease.clone() }, etcd_lease))
     }
 
-    /// Does `write` if the entry of `held` is as of its revision, and the `conditions` hold.
+    /// Does the `writes` if the entry of `held` is as of its revision, and the `conditions` hold.
     async fn compare_and_swap(
         &self,
         operation: &'static str,
         held: &Lease,
         conditions: impl IntoIterator<Item = Compare>,
-        write: TxnOp,
+        writes: impl IntoIterator<Item = TxnOp>,
     ) -> StoreResult<i64> {
         let path = self.path(&held.key);
         let write =
-            self.connection.compare_and_swap(operation, &path, held.revision, conditions, write);
+            self.connection.compare_and_swap(operation, &path, held.revision, conditions, writes);
         write.await?.map_err(|_found| StoreError::Conflict(held.key.clone()))
     }
 
@@ -253,6 +289,13 @@ impl EtcdStore {
             None => self.connection.grant(ttl).await.map(Some),
         }
     }
+}
+
+/// What the transaction of a write has besides.
+#[derive(Default)]
+struct Extras {
+    conditions: Vec<Compare>,
+    writes: Vec<TxnOp>,
 }
 
 /// That no node has the subnet of the key at `path` together with an IPv6 one. flannel's key is

@@ -88,7 +88,7 @@ impl Claims {
             let bound = PutOptions::new().with_lease(id);
             let put = TxnOp::put(path, node.to_json(), Some(bound));
             let operation = "claiming the PublicIP";
-            let write = self.connection.compare_and_swap(operation, path, revision, None, put);
+            let write = self.connection.compare_and_swap(operation, path, revision, [], [put]);
             match write.await? {
                 Ok(revision) => {
                     state.held = Some((public_ip, revision));

@@ -132,20 +132,21 @@ impl Connection {
         Ok(self.read(operation, get).await?.kvs().first().cloned())
     }
 
-    /// Does `write` if the entry at `path` is as of `revision`, 0 for none, and the `conditions`
-    /// hold. Gives the store's revision after that; else what is there.
+    /// Does the `writes` if the entry at `path` is as of `revision`, 0 for none, and the
+    /// `conditions` hold. Gives the store's revision after that; else what is there.
     pub(super) async fn compare_and_swap(
         &self,
         operation: &'static str,
         path: &str,
         revision: i64,
         conditions: impl IntoIterator<Item = Compare>,
-        write: TxnOp,
+        writes: impl IntoIterator<Item = TxnOp>,
     ) -> StoreResult<Result<i64, Option<KeyValue>>> {
         let unchanged = Compare::mod_revision(path, CompareOp::Equal, revision);
         let conditions: Vec<_> = std::iter::once(unchanged).chain(conditions).collect();
         let look = TxnOp::get(path, None);
-        let transaction = Txn::new().when(conditions).and_then([write]).or_else([look]);
+        let writes: Vec<_> = writes.into_iter().collect();
+        let transaction = Txn::new().when(conditions).and_then(writes).or_else([look]);
         let commit = |mut client: Client| async move { client.txn(transaction).await };
         let done = self.call(operation, commit).await?;
         if done.succeeded() {

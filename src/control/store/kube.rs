@@ -33,7 +33,7 @@ use crate::control::rejected::Rejected;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Nodes of one page: at some 15 KB each, a page is 4 MB, and 6,000 Nodes are 24 requests.
 const PAGE_NODES: u32 = 250;
@@ -147,8 +147,8 @@ impl KubeStore {
     }
 
     /// The own lease, which has no version of its own: nobody else writes it.
-    fn lease(&self, subnet: Prefix, attributes: LeaseAttributes) -> Lease {
-        Lease { key: self.own.name.clone(), ..Lease::reservation(subnet, attributes) }
+    fn lease(&self, subnets: Prefixes, attributes: LeaseAttributes) -> Lease {
+        Lease { key: self.own.name.clone(), ..Lease::reservation(subnets, attributes) }
     }
 
     /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels
@@ -206,39 +206,47 @@ impl KubeStore {
     /// Takes the subnet that the cluster assigned to the own Node, and publishes it there.
     pub(in crate::control) async fn take_assigned(
         &self,
-        network: Prefix,
+        networks: Prefixes,
         attributes: &LeaseAttributes,
     ) -> Result<Granted, AcquireError> {
+        if networks.v6().is_some() {
+            return Err(AcquireError::Unusable(
+                "IPv6 (EnableIPv6) with --kube-subnet-mgr is not built into this weftd: set \
+                 EnableIPv6 to false in the net config"
+                    .to_owned(),
+            ));
+        }
         let node = || self.own.name.clone();
         let found = self.read_own().await?.ok_or_else(|| AcquireError::NoNode(node()))?;
         let subnet = found.subnet().map_err(|detail| self.unusable(&detail))?;
         let subnet = subnet.ok_or_else(|| AcquireError::Unassigned(node()))?;
-        if !network.covers(subnet) {
+        let subnets = Prefixes::from(subnet);
+        if subnets.within(networks).is_none() {
             // The first words are flannel's.
             return Err(AcquireError::Unusable(format!(
-                "subnet \"{network}\" specified in the flannel net config doesn't contain \
+                "subnet \"{networks}\" specified in the flannel net config doesn't contain \
                  \"{subnet}\" PodCIDR of the {:?} node: correct Network in the net config, or the \
                  cluster's --cluster-cidr",
                 self.own.name
             )));
         }
-        Ok(self.publish(subnet, attributes).await?)
+        Ok(self.publish(subnets, attributes).await?)
     }
 
     fn unusable(&self, detail: &str) -> AcquireError {
         AcquireError::Unusable(format!("node {:?}: {detail}", self.own.name))
     }
 
-    /// Publishes `subnet` and `attributes` in the own Node from now on.
+    /// Publishes `subnets` and `attributes` in the own Node from now on.
     pub(in crate::control) async fn publish(
         &self,
-        subnet: Prefix,
+        subnets: Prefixes,
         attributes: &LeaseAttributes,
     ) -> StoreResult<Granted> {
-        self.own.hold(subnet, attributes);
+        self.own.hold(subnets, attributes);
         let why = match self.write_step().await? {
             Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => {
-                let lease = self.lease(subnet, attributes.clone());
+                let lease = self.lease(subnets, attributes.clone());
                 return Ok(Granted { lease, expires: None });
             }
             Step::Await(why) => why.to_owned(),

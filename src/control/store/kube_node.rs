@@ -148,7 +148,7 @@ impl Node {
             // Of two Nodes with one subnet, the one that was made first has it.
             let created_revision = self.created_unix;
             let (key, revision) = (self.name.clone(), self.revision);
-            let lease = Lease::reservation(subnet, self.attributes()?);
+            let lease = Lease::reservation(subnet.into(), self.attributes()?);
             Ok(Lease { key, revision, created_revision, ..lease })
         };
         let (key, revision) = (self.name.clone(), self.revision);

@@ -38,7 +38,7 @@ fn parse(node: &Value) -> Node {
 fn node_gives_lease_with_backend_data() {
     let spec = json!({"podCIDR": "10.244.2.0/24", "podCIDRs": ["10.244.2.0/24", "fd00:2::/64"]});
     let lease = parse(&node(vxlan(), spec)).lease().unwrap().unwrap();
-    assert_eq!((lease.key.as_str(), lease.subnet.to_string().as_str()), ("n2", "10.244.2.0/24"));
+    assert_eq!((lease.key.as_str(), lease.subnets.to_string().as_str()), ("n2", "10.244.2.0/24"));
     assert_eq!((lease.revision, lease.lifetime), (42, Lifetime::Reservation));
     assert_eq!(lease.created_revision, 1_795_249_800, "the older Node would not be told");
     assert_eq!(lease.attributes.backend_type, crate::backend_kind::BackendKind::Vxlan.into());

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::kube_node::Node;
 use crate::control::lease::LeaseAttributes;
 use crate::failure::lock;
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 
 /// The own Node, shared by list, watch and writer.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(in crate::control) struct OwnNode {
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// The subnet, and what the annotations should say.
-    held: Option<(Prefix, LeaseAttributes)>,
+    held: Option<(Prefixes, LeaseAttributes)>,
     /// As last seen; `None` if it is gone.
     node: Option<Node>,
     /// When that was; `None` while nothing is known.
@@ -84,13 +84,13 @@ impl OwnNode {
         self.changed.notify_one();
     }
 
-    /// From now on the node holds `subnet` and publishes `desired`.
-    pub(super) fn hold(&self, subnet: Prefix, desired: &LeaseAttributes) {
-        self.state().held = Some((subnet, desired.clone()));
+    /// From now on the node holds `subnets` and publishes `desired`.
+    pub(super) fn hold(&self, subnets: Prefixes, desired: &LeaseAttributes) {
+        self.state().held = Some((subnets, desired.clone()));
         self.changed.notify_one();
     }
 
-    pub(super) fn held(&self) -> Option<(Prefix, LeaseAttributes)> {
+    pub(super) fn held(&self) -> Option<(Prefixes, LeaseAttributes)> {
         self.state().held.clone()
     }
 
@@ -102,14 +102,14 @@ impl OwnNode {
     /// What to do now.
     pub(super) fn next_step(&self, prefix: &str) -> Step {
         let state = self.state();
-        let (Some((subnet, desired)), Some(_)) = (&state.held, state.seen) else {
+        let (Some((subnets, desired)), Some(_)) = (&state.held, state.seen) else {
             return Step::Rest;
         };
         let Some(node) = &state.node else { return Step::Await("is gone from the API") };
         match node.subnet() {
             Ok(None) => Step::Await("has no pod cidr any more"),
             Err(detail) => Step::Refuse(detail, None),
-            Ok(Some(other)) if other != *subnet => {
+            Ok(Some(other)) if Prefixes::from(other) != *subnets => {
                 Step::Refuse(format!("its pod cidr is now {other}"), Some(other))
             }
             Ok(Some(_)) => match node.annotation_patch(desired, prefix) {

@@ -18,7 +18,7 @@ use crate::control::clock;
 use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, Lifetime};
-use crate::control::snapshot::{Change, Granted, Snapshot};
+use crate::control::snapshot::{Change, Granted, Snapshot, Vacancy};
 
 /// Between two readings of the directory: a peer's new address takes as long. The kernel's reports
 /// of changes (inotify) would bring those of this host sooner, and those of other hosts never.
@@ -86,10 +86,32 @@ impl LocalStore {
         ttl: Duration,
         _phase: Phase,
     ) -> StoreResult<Granted> {
-        let lease = lease.clone();
+        self.put(lease.clone(), None, ttl).await
+    }
+
+    pub(super) async fn create(
+        &self,
+        lease: &Lease,
+        vacancy: &Vacancy,
+        ttl: Duration,
+        _phase: Phase,
+    ) -> StoreResult<Granted> {
+        let replaces = vacancy.replaces.clone();
+        let lifetime = replaces.as_ref().map_or(lease.lifetime, |before| before.lifetime);
+        self.put(Lease { lifetime, revision: 0, ..lease.clone() }, replaces, ttl).await
+    }
+
+    /// Writes `lease`, and then removes the entry that it `replaces`: whoever reads in between sees
+    /// this node twice, and never without a subnet.
+    async fn put(
+        &self,
+        lease: Lease,
+        replaces: Option<Lease>,
+        ttl: Duration,
+    ) -> StoreResult<Granted> {
         let write = move |files: &Files| {
             let locked = files.lock()?;
-            locked.expect_unchanged(&lease)?;
+            locked.expect_unchanged(&lease, replaces.as_ref())?;
             let ttl = (lease.lifetime != Lifetime::Reservation).then_some(ttl);
             let expires = ttl.map(|ttl| clock::boot_time() + ttl);
             // Whole seconds, rounded up: the file must not end before the lease does for its owner.
@@ -97,6 +119,9 @@ impl LocalStore {
             let expires_unix = ttl.map(ends);
             let value = lease.attributes.to_json_until(expires_unix)?;
             let revision = locked.write(&lease.key, &value)?;
+            if let Some(before) = &replaces {
+                locked.remove(&before.key)?;
+            }
             let lifetime = Lifetime::until(expires_unix);
             Ok(Granted { lease: Lease { revision, lifetime, ..lease }, expires })
         };
@@ -107,7 +132,7 @@ impl LocalStore {
         let held = held.clone();
         let delete = move |files: &Files| {
             let locked = files.lock()?;
-            locked.expect_unchanged(&held)?;
+            locked.expect_unchanged(&held, None)?;
             locked.remove(&held.key)
         };
         self.files.apart(delete).await

@@ -29,7 +29,7 @@ use crate::control::own_thread::on_own_thread;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::Snapshot;
 use crate::failure::{lock, with_causes};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// How long a writer waits for the lock. Holding it takes one listing and two fsyncs, 50 ms on a
 /// slow disk; a hundred daemons that start at once queue for 5 s then.
@@ -140,7 +140,7 @@ impl Files {
             let status = entry.metadata()?;
             let age = clock::unix_seconds().saturating_sub(status.mtime().max(0).cast_unsigned());
             let is_old = age >= LEFTOVER_AGE.as_secs() && status.is_file();
-            if is_old && of.is_some_and(|key| Prefix::from_key(key).is_ok()) {
+            if is_old && of.is_some_and(|key| Prefixes::from_key(key).is_some()) {
                 fs::remove_file(entry.path())?;
             }
         }
@@ -232,24 +232,37 @@ impl Drop for Locked<'_> {
 }
 
 impl Locked<'_> {
-    /// The file of `held` has to be as of its revision; without one, no file may have the subnet.
-    pub(super) fn expect_unchanged(&self, held: &Lease) -> StoreResult<()> {
-        let (files, name) = (self.files, held.key.as_bytes());
+    /// The file of `held` has to be as of its revision, and so has the one that it `replaces`;
+    /// without one, no other file may have the subnets.
+    pub(super) fn expect_unchanged(
+        &self,
+        held: &Lease,
+        replaces: Option<&Lease>,
+    ) -> StoreResult<()> {
         let is_unchanged = if held.revision == 0 {
             // What covers it may be another network's; the caller knows its own.
-            let takes = |other: &Lease| held.subnet.covers(other.subnet);
-            !files.list()?.leases.iter().any(takes) && files.read_lease(name)?.is_none()
+            let takes = |other: &Lease| {
+                let is_replaced = replaces.is_some_and(|before| before.key == other.key);
+                !is_replaced && other.subnets.within(held.subnets).is_some()
+            };
+            !self.files.list()?.leases.iter().any(takes)
+                && self.files.read_lease(held.key.as_bytes())?.is_none()
+                && replaces.map_or(Ok(true), |before| self.is_as_of(before))?
         } else {
-            // Of a lease that has ended as well.
-            files.read_entry(name)?.is_some_and(|found| {
-                let revision = found.map_or_else(|it| it.revision, |lease| lease.revision);
-                revision == held.revision
-            })
+            self.is_as_of(held)?
         };
         if is_unchanged { Ok(()) } else { Err(StoreError::Conflict(held.key.clone())) }
     }
 
-    /// Replaces the file, durably, and returns its version. `key` has passed `parse_key` or is
+    /// Whether the file of `held` is as of its revision, if its lease has ended as well.
+    fn is_as_of(&self, held: &Lease) -> StoreResult<bool> {
+        let found = self.files.read_entry(held.key.as_bytes())?;
+        Ok(found.is_some_and(|found| {
+            found.map_or_else(|it| it.revision, |lease| lease.revision) == held.revision
+        }))
+    }
+
+    /// Replaces the file, durably, and returns its version. `key` has been parsed or is
     /// a subnet's own spelling, so it names no other directory.
     pub(super) fn write(&self, key: &str, value: &[u8]) -> StoreResult<i64> {
         whole_file::write_shared(&self.files.subnets_path().join(key), value, FILE_MODE)?;

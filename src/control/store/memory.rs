@@ -13,7 +13,7 @@ use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::rejected::Rejected;
-use crate::control::snapshot::{Change, Granted, Snapshot};
+use crate::control::snapshot::{Change, Granted, Snapshot, Vacancy};
 
 /// The store; clones share it.
 #[derive(Debug, Clone)]
@@ -191,6 +191,33 @@ impl MemoryStore {
         };
         inner.write(&lease.key, lease.attributes.to_json()?, lifetime);
         self.granted(inner, &lease.key, ttl)
+    }
+
+    pub(crate) async fn create(
+        &self,
+        lease: &Lease,
+        vacancy: &Vacancy,
+        ttl: Duration,
+        phase: Phase,
+    ) -> StoreResult<Granted> {
+        let Vacancy { listed, replaces } = vacancy;
+        let lifetime = replaces.as_ref().map_or(lease.lifetime, |before| before.lifetime);
+        let lease = Lease { lifetime, revision: 0, ..lease.clone() };
+        let keys = [Some(&lease), replaces.as_ref()].into_iter().flatten();
+        if keys.into_iter().any(|it| it.subnets.v6().is_some()) {
+            let inner = self.call("create")?;
+            if inner.entries.values().any(|entry| entry.revision > *listed) {
+                return Err(StoreError::Conflict(lease.key.clone()));
+            }
+        }
+        if let Some(before) = replaces {
+            drop(self.compare_and_swap("create", before)?);
+        }
+        let granted = self.write(&lease, ttl, phase).await;
+        if let Some(before) = replaces.as_ref().filter(|_| granted.is_ok()) {
+            self.remove(&before.key);
+        }
+        granted
     }
 
     pub(crate) async fn delete(&self, held: &Lease) -> StoreResult<()> {

@@ -36,7 +36,7 @@ use self::kube_watch::KubeWatch;
 use crate::control::error::StoreResult;
 use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::Lease;
-use crate::control::snapshot::{Change, Granted, Snapshot};
+use crate::control::snapshot::{Change, Granted, Snapshot, Vacancy};
 
 /// A place where leases live.
 pub enum Store {
@@ -155,8 +155,20 @@ impl Leased {
         on_each!(self, store => store.claims.claim(public_ip, ttl).await)
     }
 
+    /// Writes `lease`, which is new, into its place for `ttl` from now, if nobody has taken that
+    /// since; in place of a reservation, for ever.
+    pub async fn create(
+        &self,
+        lease: &Lease,
+        vacancy: &Vacancy,
+        ttl: Duration,
+        phase: Phase,
+    ) -> StoreResult<Granted> {
+        on_each!(self, store => store.create(lease, vacancy, ttl, phase).await)
+    }
+
     /// Writes `lease` over the entry of its revision and extends it to `ttl` from now, if nobody
-    /// wrote since; without a revision, if no entry has its key. A reservation stays one.
+    /// wrote since. A reservation stays one.
     pub async fn write(&self, lease: &Lease, ttl: Duration, phase: Phase) -> StoreResult<Granted> {
         on_each!(self, store => store.write(lease, ttl, phase).await)
     }

@@ -257,7 +257,8 @@ impl Facts {
 
     /// The whole overlay: by the daemon, or by the last one.
     pub(super) fn network(&self) -> Result<Prefix, Finding> {
-        let network = self.lease().map(|lease| lease.network).or(self.subnet_file.says.network);
+        let network =
+            self.lease().map(|lease| lease.network).or_else(|| self.subnet_file.says.network());
         network.ok_or_else(|| "neither weftd nor subnet.env says the network".into())
     }
 

@@ -116,7 +116,7 @@ fn own_pods_end(facts: &Facts, subnet: Prefix) -> Option<String> {
 /// Opening alone makes no device.
 /// Default routes and those in the networks: hosts may have many others.
 async fn host(facts: &Facts) -> netlink::Result<Listing> {
-    let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
+    let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network()];
     let wanted = |destination: Prefix| {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::sleep;
+use weft::config::network::NetworkConfig;
 use weft::config::options::StoreOptions;
 use weft::control::error::AcquireError;
 use weft::control::lease::Lifetime;
@@ -33,7 +34,7 @@ async fn keys_and_values_are_flannels_to_the_byte() {
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let left = (own.expires.unwrap() - weft::control::clock::boot_time()).as_secs();
     let keys = etcd.keys(&format!("{PREFIX}/subnets"));
-    assert_eq!(keys, [path(own.lease.subnet)], "flannel nodes cannot find the lease");
+    assert_eq!(keys, [path(own.lease.subnets)], "flannel nodes cannot find the lease");
     assert_eq!(
         etcd.get(&keys[0]).unwrap(),
         r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#,
@@ -45,11 +46,10 @@ async fn keys_and_values_are_flannels_to_the_byte() {
     assert!((86_390..=86_400).contains(&left), "we believe in {left} s");
 }
 
-async fn storm(nodes: u8) -> Duration {
+async fn storm(nodes: u8, network: NetworkConfig) -> Duration {
     let etcd = Etcd::start();
     let url = etcd.url();
     let managers: Vec<_> = (0..nodes).map(|_| manager_at(&url)).collect();
-    let network = network();
     let started = Stopwatch::start();
     let acquired = join_all(managers.iter().enumerate().map(|(number, manager)| {
         let attributes = node(u8::try_from(number).unwrap());
@@ -60,8 +60,12 @@ async fn storm(nodes: u8) -> Duration {
     let acquired = within(STARTED, acquired).await;
     let acquired = acquired.unwrap_or_else(|| panic!("some have no subnet after {STARTED:?}"));
     let took = started.elapsed();
-    let subnets: BTreeSet<_> = acquired.into_iter().map(|own| own.lease.subnet).collect();
-    assert_eq!(subnets.len(), usize::from(nodes), "two nodes share a subnet");
+    let subnets: Vec<_> = acquired.into_iter().map(|own| own.lease.subnets).collect();
+    let v4: BTreeSet<_> = subnets.iter().map(|it| it.v4()).collect();
+    assert_eq!(v4.len(), usize::from(nodes), "two nodes share a subnet");
+    let v6: BTreeSet<_> = subnets.iter().filter_map(|it| it.v6()).collect();
+    let with_v6 = network.v6.map_or(0, |_| usize::from(nodes));
+    assert_eq!(v6.len(), with_v6, "two nodes share an IPv6 subnet");
     let stored = etcd.keys(&format!("{PREFIX}/subnets")).len();
     assert_eq!(stored, usize::from(nodes), "leases were left behind");
     let etcd_leases = etcd.ctl(&["lease", "list"]);
@@ -80,12 +84,12 @@ async fn storm(nodes: u8) -> Duration {
 
 #[tokio::test]
 async fn twelve_daemons_at_once_get_twelve_subnets() {
-    storm(12).await;
+    storm(12, network()).await;
 }
 
 #[tokio::test]
 async fn hundred_simultaneous_daemons_get_distinct_subnets() {
-    let took = storm(100).await;
+    let took = storm(100, network()).await;
     assert!(took < STARTED, "a cluster that starts together waits {took:?}");
 }
 
@@ -95,25 +99,25 @@ async fn a_restart_keeps_the_subnet() {
     let first = manager_at(&etcd.url()).acquire(&network(), &node(1)).await.unwrap();
     for _ in 0..3 {
         let again = manager_at(&etcd.url()).acquire(&network(), &node(1)).await.unwrap();
-        assert_eq!(again.lease.subnet, first.lease.subnet, "pods would lose their addresses");
+        assert_eq!(again.lease.subnets, first.lease.subnets, "pods would lose their addresses");
     }
     assert_eq!(etcd.keys(&format!("{PREFIX}/subnets")).len(), 1);
 
     // The store forgot us, the subnet file did not.
-    etcd.ctl(&["del", &path(first.lease.subnet)]);
+    etcd.ctl(&["del", &path(first.lease.subnets)]);
     let with_previous = |previous: &str| {
         let store = StoreOptions::Etcd(options(&[&etcd.url()]));
         connect(&store, previous.parse().ok()).unwrap()
     };
     let again = with_previous("10.5.200.0/24").acquire(&network(), &node(1)).await.unwrap();
-    assert_eq!(again.lease.subnet.to_string(), "10.5.200.0/24", "subnet.env was not heeded");
+    assert_eq!(again.lease.subnets.to_string(), "10.5.200.0/24", "subnet.env was not heeded");
     // Another node's lease is never taken, whatever our file says.
     let other = with_previous("10.5.200.0/24").acquire(&network(), &node(2)).await.unwrap();
-    assert_ne!(other.lease.subnet.to_string(), "10.5.200.0/24", "a subnet was stolen");
+    assert_ne!(other.lease.subnets.to_string(), "10.5.200.0/24", "a subnet was stolen");
     // A subnet of an older configuration gives way.
     etcd.ctl(&["put", &subnet_path("10.9.1.0-24"), r#"{"PublicIP":"192.0.2.3"}"#]);
     let moved = manager_at(&etcd.url()).acquire(&network(), &node(3)).await.unwrap();
-    assert!(network().network.covers(moved.lease.subnet));
+    assert!(moved.lease.subnets.within(network().networks()).is_some());
     assert_eq!(etcd.get(&subnet_path("10.9.1.0-24")), None, "the old lease still attracts traffic");
 }
 
@@ -124,7 +128,7 @@ async fn a_reservation_never_gets_an_end() {
     etcd.ctl(&["put", &key, r#"{"PublicIP":"192.0.2.1"}"#]);
     let manager = manager_at(&etcd.url()).with_timing(short_leases());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    assert_eq!(own.lease.subnet.key(), "10.5.77.0-24", "the reserved subnet was not used");
+    assert_eq!(own.lease.subnets.key(), "10.5.77.0-24", "the reserved subnet was not used");
     assert_eq!((own.lease.lifetime, own.expires), (Lifetime::Reservation, None));
     assert_eq!(etcd.lease_of(&key), 0, "the reservation would end in 24 h");
 
@@ -148,7 +152,7 @@ async fn a_reservation_never_gets_an_end() {
 async fn freed_subnet_is_taken() {
     let etcd = Etcd::start();
     let mut network = network();
-    network.subnet_max = Ipv4Addr::new(10, 5, 2, 0);
+    network.v4.subnet_max = Ipv4Addr::new(10, 5, 2, 0);
     etcd.ctl(&["put", &subnet_path("10.5.1.0-24"), r#"{"PublicIP":"192.0.2.8"}"#]);
     etcd.ctl(&["put", &subnet_path("10.5.2.0-25"), r#"{"PublicIP":"192.0.2.9"}"#]);
     let manager = manager_at(&etcd.url());
@@ -156,5 +160,5 @@ async fn freed_subnet_is_taken() {
     assert!(matches!(error, AcquireError::Exhausted { .. }), "{error}");
     etcd.ctl(&["del", &subnet_path("10.5.2.0-25")]);
     let own = manager.acquire(&network, &node(1)).await.expect("a freed subnet is not taken");
-    assert_eq!(own.lease.subnet.to_string(), "10.5.2.0/24");
+    assert_eq!(own.lease.subnets.to_string(), "10.5.2.0/24");
 }

@@ -92,7 +92,7 @@ async fn restart_is_immediate_other_node_waits_for_claim() {
     let etcd = Etcd::start();
     let start = |who| manager_at(&etcd.url()).with_timing(timing).with_identity(who);
     let acquire = async |manager: SubnetManager| {
-        manager.acquire(&network(), &node(1)).await.map(|own| own.lease.subnet)
+        manager.acquire(&network(), &node(1)).await.map(|own| own.lease.subnets)
     };
     let first = acquire(start(identity("node-a"))).await.expect("the first of all is refused");
     let claim = etcd.get(&claim_path("192.0.2.1")).expect("no claim");
@@ -224,7 +224,7 @@ async fn claim_without_etcd_lease_is_nobodys() {
     etcd.ctl(&["put", &claim_path("192.0.2.1"), &other]);
     let operator = manager_at(&etcd.url());
     etcd.ctl(&["put", &format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#]);
-    operator.release(own.lease.subnet, true).await.expect("a claim that never ends is no life");
+    operator.release(own.lease.subnets, true).await.expect("a claim that never ends is no life");
 }
 
 #[tokio::test]
@@ -300,7 +300,7 @@ async fn missing_claim_permission_does_not_prevent_lease() {
     };
     let (_, first) = start().await;
     let (manager, own) = start().await;
-    assert_eq!(first.lease.subnet, own.lease.subnet);
+    assert_eq!(first.lease.subnets, own.lease.subnets);
     assert_eq!(etcd.get(&claim_path("192.0.2.1")), None);
     let running = Running::start(manager, own);
     let status = running.manager.status();
@@ -346,7 +346,7 @@ async fn moved_node_keeps_subnet_frees_old_address() {
     let mut watching = Running::start(watcher, own);
     let manager = named(&etcd.url(), "node-a");
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let subnet = own.lease.subnet;
+    let subnet = own.lease.subnets;
     let manager = Arc::new(manager);
     let (attributes, task) = start_moving(Arc::clone(&manager), own);
     let mut old = 1;
@@ -370,7 +370,7 @@ async fn moved_node_keeps_subnet_frees_old_address() {
     }
     let other = named(&etcd.url(), "node-b");
     let second = other.acquire(&network(), &node(1)).await.expect("a free address is refused");
-    assert_ne!(second.lease.subnet, subnet, "two nodes share a subnet");
+    assert_ne!(second.lease.subnets, subnet, "two nodes share a subnet");
     attributes.send_replace(node(1));
     wait_for_duplicate(&manager, Some("node-b")).await;
     assert!(!task.is_finished(), "a running node ends because of a claim");
@@ -418,7 +418,7 @@ async fn a_lease_is_released_by_hand_once_its_node_is_gone() {
     etcd.ctl(&["put", &format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#]);
     let (a, operator) = (named(&etcd.url(), "node-a"), manager_at(&etcd.url()));
     let own = a.acquire(&network(), &node(1)).await.expect("a subnet is free");
-    let (subnet, public_ip) = (own.lease.subnet, own.lease.attributes.public_ip);
+    let (subnet, public_ip) = (own.lease.subnets, own.lease.attributes.public_ip);
     let refusal = operator.release(subnet, true).await.expect_err("a live node would end");
     assert!(refusal.to_string().contains("lives, node \"node-a\""), "{refusal}");
     a.release_claim().await;
@@ -428,9 +428,9 @@ async fn a_lease_is_released_by_hand_once_its_node_is_gone() {
     assert!(refusal.is_err_and(|error| error.to_string().contains("is taken")));
     operator.release(subnet, true).await.expect("the node is gone");
     let reserved = operator.reserve(subnet, public_ip).await.expect("the subnet is free");
-    assert_eq!(reserved.subnet, subnet);
+    assert_eq!(reserved.subnets, subnet);
     let entries = operator.entries().await.expect("etcd answers").leases;
     assert_eq!(entries[0].lifetime, weft::control::lease::Lifetime::Reservation, "{entries:?}");
     let again = named(&etcd.url(), "node-a").acquire(&network(), &node(1)).await;
-    assert_eq!(again.expect("it is reserved").lease.subnet, subnet);
+    assert_eq!(again.expect("it is reserved").lease.subnets, subnet);
 }

@@ -72,7 +72,7 @@ async fn a_killed_etcd_takes_nothing_with_it() {
     let mut etcd = Etcd::start();
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let key = path(own.lease.subnet);
+    let key = path(own.lease.subnets);
     let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
@@ -111,7 +111,7 @@ async fn wiped_etcd_with_its_old_id_and_further_revisions_is_noticed() {
     let proxy = Proxy::to(etcd.address());
     let manager = manager_at(&proxy.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let key = path(own.lease.subnet);
+    let key = path(own.lease.subnets);
     let mut running = Running::start(manager, own);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
@@ -218,7 +218,7 @@ async fn lease_lapsed_in_outage_is_retaken_or_dropped() {
         let proxy = Proxy::to(etcd.address());
         let manager = manager_at(&proxy.url()).with_timing(short_leases());
         let own = manager.acquire(&network(), &node(number)).await.unwrap();
-        let key = path(own.lease.subnet);
+        let key = path(own.lease.subnets);
         let running = Running::start(manager, own);
         proxy.set(Mode::Cut);
         let cut = Stopwatch::start();
@@ -262,6 +262,6 @@ async fn write_with_lost_answer_is_found_by_listing() {
     assert_ne!(written.trim(), "", "the node deleted the key that it had just written");
     proxy.set(Mode::Open);
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    assert_eq!(written.trim(), path(own.lease.subnet), "the node left a lease behind");
+    assert_eq!(written.trim(), path(own.lease.subnets), "the node left a lease behind");
     assert_ne!(etcd.lease_of(written.trim()), 0, "a lease became a reservation");
 }

@@ -9,6 +9,7 @@ use weft::control::identity::Phase;
 use weft::control::lease::Lease;
 use weft::control::rejected::RejectReason;
 use weft::control::run::End;
+use weft::control::snapshot::Vacancy;
 use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
 use weft::control::timing::Timing;
@@ -27,7 +28,7 @@ async fn renewal_causes_no_event_for_others() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url()).with_timing(timing);
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let key = path(own.lease.subnet);
+    let key = path(own.lease.subnets);
     let (id, revision) = (etcd.lease_of(&key), etcd.revision());
     let running = Running::start(manager, own);
     sleep(lease_ttl + Duration::from_secs(2)).await;
@@ -43,7 +44,7 @@ async fn another_writer_wins_and_is_named() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url()).with_timing(short_leases());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let key = path(own.lease.subnet);
+    let key = path(own.lease.subnets);
     let running = Running::start(manager, own.clone());
     sleep(Duration::from_millis(500)).await;
     let theirs = r#"{"PublicIP":"192.0.2.99","PublicIPv6":null}"#;
@@ -67,12 +68,13 @@ async fn every_write_compares_the_revision() {
     let ttl = Duration::from_secs(100);
     let subnet = "10.5.1.0/24".parse().unwrap();
     let wanted = |number| Lease::wanted(subnet, node(number));
-    let held = store.write(&wanted(1), ttl, Phase::Runs).await.unwrap().lease;
+    let free = Vacancy::default();
+    let held = store.create(&wanted(1), &free, ttl, Phase::Runs).await.unwrap().lease;
     let assert_conflict = |result: Result<(), StoreError>, write: &str| {
         let conflict = matches!(result, Err(StoreError::Conflict(_)));
         assert!(conflict, "{write} took a subnet from its owner: {result:?}");
     };
-    let created = store.write(&wanted(2), ttl, Phase::Starts).await;
+    let created = store.create(&wanted(2), &free, ttl, Phase::Starts).await;
     assert_conflict(created.map(drop), "creating");
     let renewed = store.renew(&held, ttl).await.unwrap().lease;
     assert_eq!(renewed.revision, held.revision);
@@ -104,7 +106,7 @@ async fn a_dual_stack_nodes_subnet_is_not_given_away() {
     etcd.ctl(&["put", &theirs, r#"{"PublicIP":"192.0.2.9","PublicIPv6":"fd01::9"}"#]);
     let write = |subnet: &str, number| {
         let lease = Lease::wanted(subnet.parse().unwrap(), node(number));
-        async { store.write(&{ lease }, ttl, Phase::Starts).await }
+        async { store.create(&{ lease }, &Vacancy::default(), ttl, Phase::Starts).await }
     };
     let taken = write("10.5.1.0/24", 1).await;
     assert!(matches!(taken, Err(StoreError::Conflict(_))), "two nodes have a subnet: {taken:?}");
@@ -114,6 +116,14 @@ async fn a_dual_stack_nodes_subnet_is_not_given_away() {
     // What one holds already stays one's own.
     etcd.ctl(&["put", &subnet_path("10.5.10.0-24&fd00:5:a::-64"), r#"{"PublicIP":"192.0.2.9"}"#]);
     store.renew(&neighbour.lease, 2 * ttl).await.expect("the lease that was there first");
+    // A node that has IPv6 itself can't tell by keys who has an IPv6 subnet.
+    let dual = Lease::wanted("10.5.7.0/24,fd00:5:7::/64".parse().unwrap(), node(3));
+    let vacancy = Vacancy { listed: etcd.revision(), replaces: None };
+    etcd.ctl(&["put", &subnet_path("10.5.99.0-24&fd00:5:7::-64"), r#"{"PublicIP":"192.0.2.9"}"#]);
+    let late = store.create(&dual, &vacancy, ttl, Phase::Starts).await;
+    assert!(matches!(late, Err(StoreError::Conflict(_))), "two nodes have a subnet: {late:?}");
+    let vacancy = Vacancy { listed: etcd.revision(), replaces: None };
+    store.create(&dual, &vacancy, ttl, Phase::Starts).await.expect("nobody wrote since");
 }
 
 #[tokio::test]
@@ -121,7 +131,7 @@ async fn an_operator_can_revoke() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let key = path(own.lease.subnet);
+    let key = path(own.lease.subnets);
     let mut running = Running::start(manager, own);
     // The first may be in the listing before the watch; what follows it, the watch alone tells.
     // What is deleted before the watch is open has lapsed, and is taken again.
@@ -226,7 +236,7 @@ async fn unparsable_own_entry_is_rewritten() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
-    let key = path(own.lease.subnet);
+    let key = path(own.lease.subnets);
     let running = Running::start(manager, own);
     sleep(Duration::from_millis(300)).await;
     etcd.ctl(&["put", &key, "oops"]);

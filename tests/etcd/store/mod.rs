@@ -7,6 +7,7 @@
 
 mod acquire;
 mod claim;
+mod families;
 mod faults;
 mod keep;
 mod security;

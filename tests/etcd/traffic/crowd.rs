@@ -48,7 +48,7 @@ fn hundred_simultaneous_starts_lose_no_packet() {
                 let address = LeaseAttributes::udp(Ipv4Addr::from_bits(0xC633_6401 + number));
                 wait_for_config(&manager).await;
                 let own = acquire_at_last(&manager, &network(), &address).await;
-                (own.lease.subnet, manager.status().read().conflicts)
+                (own.lease.subnets, manager.status().read().conflicts)
             });
             let started = Stopwatch::start();
             let acquired = join_all(starts).await;

@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 
 use weft::config::flags::{self, Outcome};
-use weft::config::network::NetworkConfig;
+use weft::config::network::{NetworkConfig, SubnetRange};
 use weft::config::options::RuleOptions;
 use weft::config::subnet_file::{Previous, SubnetFile};
-use weft::control::lease::{LeaseAttributes, parse_key};
+use weft::control::lease::LeaseAttributes;
 use weft::netfilter::diff::Trigger;
 use weft::netfilter::rules::Wanted;
 use weft::netfilter::{iptables as ipt, nftables as nft};
-use weft::route::Prefix;
+use weft::route::{Address, Prefix, Prefixes};
 
 use crate::golden::table::Case;
 
@@ -18,21 +18,24 @@ pub(crate) fn config(case: &Case) -> String {
     match NetworkConfig::parse(case.given.as_bytes()) {
         Err(error) => format!("refused: {error}"),
         Ok(config) => format!(
-            "{} in /{} from {} to {} by {}{}",
-            config.network,
-            config.subnet_length_bits,
-            config.subnet_min,
-            config.subnet_max,
+            "{}{} by {}{}",
+            range(&config.v4),
+            config.v6.map_or_else(String::new, |v6| format!(" and {}", range(&v6))),
             config.backend.kind,
             if config.enable_nftables { " with nftables" } else { "" },
         ),
     }
 }
 
+fn range<A: Address>(range: &SubnetRange<A>) -> String {
+    let SubnetRange { network, subnet_length_bits, subnet_min, subnet_max } = range;
+    format!("{network} in /{subnet_length_bits} from {subnet_min} to {subnet_max}")
+}
+
 pub(crate) fn key(case: &Case) -> String {
-    match parse_key(&case.given) {
+    match Prefixes::from_key(&case.given) {
         None => "none".to_owned(),
-        Some(subnet) => format!("{subnet}, written {}", subnet.key()),
+        Some(subnets) => format!("{subnets}, written {}", subnets.key()),
     }
 }
 
@@ -90,8 +93,8 @@ pub(crate) fn subnet_env(case: &Case) -> String {
     let words: Vec<_> = case.given.split(' ').collect();
     let [network, subnet, mtu, masquerade] = words[..] else { panic!("{case:?}: not four words") };
     let file = SubnetFile {
-        network: network.parse().expect("a prefix"),
-        subnet: subnet.parse().expect("a prefix"),
+        networks: network.parse().expect("prefixes"),
+        subnets: subnet.parse().expect("prefixes"),
         mtu_bytes: mtu.parse().expect("a number"),
         masquerade: masquerade.parse().expect("true or false"),
     };
@@ -99,7 +102,8 @@ pub(crate) fn subnet_env(case: &Case) -> String {
 }
 
 pub(crate) fn previous(case: &Case) -> String {
-    let Previous { network, subnet, .. } = Previous::parse(&case.given.replace(';', "\n"));
-    let text = |prefix: Option<Prefix>| prefix.map_or_else(|| "none".to_owned(), |p| p.to_string());
-    format!("{} {}", text(network), text(subnet))
+    let Previous { networks, subnets, .. } = Previous::parse(&case.given.replace(';', "\n"));
+    let text =
+        |prefix: Option<Prefixes>| prefix.map_or_else(|| "none".to_owned(), |p| p.to_string());
+    format!("{} {}", text(networks), text(subnets))
 }

@@ -12,7 +12,7 @@ use super::{Node, RETRY, STALE_HOLD, World, network};
 use crate::control::lease::Lease;
 use crate::control::peers;
 use crate::control::snapshot::{Change, Snapshot};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Once a lease is past its end, a write follows a reading not older than this.
 const READ_COUNTS_FOR: Duration = Duration::from_secs(15);
@@ -31,7 +31,7 @@ impl World {
         let newest = if let Life::Running(machine) = &node.life { machine.newest } else { 0 };
         let wiped =
             node.cluster != 0 && (node.cluster != snapshot.cluster || newest > snapshot.revision);
-        let readable: BTreeSet<_> = snapshot.leases.iter().map(|lease| lease.subnet).collect();
+        let readable: BTreeSet<_> = snapshot.leases.iter().map(|lease| lease.subnets).collect();
         let published = node.published.keys().filter(|subnet| !node.held.contains_key(subnet));
         let missing: Vec<_> = published.filter(|subnet| !readable.contains(subnet)).collect();
         let missing: Vec<_> = missing.into_iter().copied().collect();
@@ -50,8 +50,8 @@ impl World {
     /// Notes what changes tell the node, up to `point`.
     pub(super) fn told_changes(&mut self, index: usize, changes: &[(i64, Change)], point: Point) {
         let node = &mut self.nodes[index];
-        let own = node.previous.map(Prefix::key).unwrap_or_default();
-        let mut missing: BTreeMap<i64, Vec<Prefix>> = BTreeMap::new();
+        let own = node.previous.map(Prefixes::key).unwrap_or_default();
+        let mut missing: BTreeMap<i64, Vec<Prefixes>> = BTreeMap::new();
         let (mut own_deleted, mut own_lost) = (Vec::new(), None);
         // What a listing showed already is no news.
         let news = changes.iter().filter(|(revision, _)| *revision > node.mirror.1);
@@ -117,7 +117,7 @@ impl World {
             let other = |lease: &&Lease| lease.attributes.public_ip != node.public_ip;
             let remembered = node.known.as_ref().map(|known| known.peers.values().filter(other));
             let remembered = remembered
-                .is_some_and(|peers| peers.map(|lease| &lease.subnet).eq(published.keys()));
+                .is_some_and(|peers| peers.map(|lease| &lease.subnets).eq(published.keys()));
             assert!(remembered && held == 0, "node {index} remembers others: {published:?}");
             return;
         }
@@ -125,7 +125,7 @@ impl World {
             let ever = published.iter().all(|(subnet, ip)| store.ever.contains(&(*subnet, *ip)));
             assert!(ever, "node {index} publishes what never was: {published:?}");
             if let Life::Running(machine) = &node.life {
-                let until = |subnet: &Prefix| machine.stale.until(*subnet);
+                let until = |subnet: &Prefixes| machine.stale.until(*subnet);
                 let held = published.iter().filter_map(|(s, ip)| Some((*s, (*ip, until(s)?))));
                 node.held = held.collect();
             }
@@ -135,7 +135,7 @@ impl World {
         let mut expected = select(node, store.state_at(node.mirror));
         node.held.retain(|subnet, (_, until)| {
             (*until > boot || node.is_away)
-                && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))
+                && !expected.keys().any(|leased: &Prefixes| leased.overlaps(*subnet))
         });
         expected.extend(node.held.iter().map(|(subnet, (ip, _))| (*subnet, *ip)));
         assert_eq!(published, expected, "node {index} does not publish {:?}", node.mirror);
@@ -187,7 +187,7 @@ impl World {
 
     /// What holds after every step.
     pub(super) fn check(&self) {
-        let mut owners: Vec<(Prefix, usize)> = Vec::new();
+        let mut owners: Vec<(Prefixes, usize)> = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
             let Some(subnet) = node.believes(self.time) else { continue };
             assert_eq!(Some(subnet), node.previous, "node {index} changed its subnet");
@@ -254,7 +254,7 @@ impl World {
             let alarms = alarms.filter(|node| node.claims.is_alarmed).count();
             assert!(subnets.insert(own) || other == Some(own), "two nodes settled on {own}");
             assert_eq!(alarms, usize::from(other.is_some()), "alarms of node {index} and {twin}");
-            let entry = state.iter().find(|lease| lease.subnet == own);
+            let entry = state.iter().find(|lease| lease.subnets == own);
             let entry = entry.map(|lease| &lease.attributes);
             assert_eq!(entry, Some(&node.attributes()), "node {index} is not in the store");
             assert_eq!(node.published, select(node, state), "node {index} never agrees");
@@ -276,10 +276,10 @@ impl Node {
 }
 
 /// The peers of a node if the store is in this state.
-fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefix, Ipv4Addr> {
+fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefixes, Ipv4Addr> {
     let Some(subnet) = node.previous else { return BTreeMap::new() };
     let own = Lease::reservation(subnet, node.attributes());
-    let (peers, _) = peers::select(state.iter(), &own, network().network);
+    let (peers, _) = peers::select(state.iter(), &own, network().networks());
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
 }
 
@@ -294,7 +294,7 @@ enum Own {
 }
 
 /// What the node holds from now on, of what it publishes, if `missing` vanished.
-fn hold(node: &mut Node, missing: &[Prefix], own: Own, wiped: bool, boot: Duration) -> bool {
+fn hold(node: &mut Node, missing: &[Prefixes], own: Own, wiped: bool, boot: Duration) -> bool {
     let own_lost = usize::from(own == Own::Deleted);
     let nodes = node.published.len() - node.held.len() + own_lost;
     let lost = missing.len() + own_lost;

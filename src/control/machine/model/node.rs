@@ -15,7 +15,7 @@ use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::snapshot::{Change, Granted, OwnLease, Snapshot};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// What a node asks of the store.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub(super) enum Op {
         claimed: Claimed,
     },
     Create {
-        subnet: Prefix,
+        subnet: Prefixes,
         attributes: LeaseAttributes,
         claimed: Claimed,
     },
@@ -98,7 +98,7 @@ pub(super) struct Node {
     pub(super) is_cut: bool,
     pub(super) boot_offset: Duration,
     pub(super) wall_offset: u64,
-    pub(super) previous: Option<Prefix>,
+    pub(super) previous: Option<Prefixes>,
     /// What the node remembers on disk.
     pub(super) known: Option<Known>,
     /// The past that this is of, which the node does not know.
@@ -127,9 +127,9 @@ pub(super) struct Node {
     pub(super) is_deceived: bool,
     /// When the last listing was asked for that was answered.
     pub(super) read: Option<Duration>,
-    pub(super) published: BTreeMap<Prefix, Ipv4Addr>,
+    pub(super) published: BTreeMap<Prefixes, Ipv4Addr>,
     /// What has to be held, until when, by the boot clock.
-    pub(super) held: BTreeMap<Prefix, (Ipv4Addr, Duration)>,
+    pub(super) held: BTreeMap<Prefixes, (Ipv4Addr, Duration)>,
     /// Whether it is without the store, and nothing that it holds ends.
     pub(super) is_away: bool,
     /// Whether what was just told is an accident, in which the own lease is not given up.
@@ -186,11 +186,11 @@ impl Node {
     }
 
     /// The subnet that the node takes for its own, unless its time is over.
-    pub(super) fn believes(&self, time: Duration) -> Option<Prefix> {
+    pub(super) fn believes(&self, time: Duration) -> Option<Prefixes> {
         let Life::Running(machine) = &self.life else { return None };
         let holds = matches!(machine.own_entry, OwnEntry::AsWritten | OwnEntry::Rewritten { .. });
         let lives = machine.own.expires.is_none_or(|end| end > self.boot(time));
-        (holds && lives).then_some(machine.own.lease.subnet)
+        (holds && lives).then_some(machine.own.lease.subnets)
     }
 
     /// When the node next does something by itself, in the world's time.
@@ -283,7 +283,7 @@ impl World {
     /// Starts a node without asking the store for anything.
     pub(super) fn start_from_cache(&mut self, index: usize, known: Known) {
         let (time, node) = (self.time, &mut self.nodes[index]);
-        node.previous = Some(known.own.subnet);
+        node.previous = Some(known.own.subnets);
         node.cluster = known.cluster;
         node.told = (node.known_past, known.revision);
         node.keep_at = time;
@@ -351,11 +351,14 @@ impl World {
                     let claimed = node.claims.still_claimed(node.public_ip);
                     return node.ask(Op::Update { held, claimed }, time);
                 }
-                let taken: Vec<_> = snapshot.taken(config.network).collect();
-                let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
+                let taken: Vec<_> = snapshot.taken(config.networks()).collect();
+                let is_free =
+                    |subnet: &Prefixes| !taken.iter().any(|other| other.overlaps(*subnet));
                 let previous = node.previous.filter(is_free);
-                let free = free_subnets(&config, taken, 100);
-                let picked = previous.or_else(|| self.random.choice(&free).copied());
+                let v4 = taken.iter().filter_map(|subnets| subnets.v4()).collect();
+                let free = free_subnets(&config.v4, v4, 100);
+                let picked = self.random.choice(&free).copied().map(Prefixes::from);
+                let picked = previous.or(picked);
                 let node = &mut self.nodes[index];
                 match picked {
                     None => node.try_later(time),
@@ -367,11 +370,11 @@ impl World {
                 }
             }
             Answer::Written(Ok(Granted { lease, expires })) => {
-                node.previous = Some(lease.subnet);
+                node.previous = Some(lease.subnets);
                 // What acquiring listed, the machine has not seen.
                 node.mirror = (0, 0);
                 node.keep_at = time;
-                let own = OwnLease { lease, expires, network: network().network };
+                let own = OwnLease { lease, expires, networks: network().networks() };
                 let random = fastrand::Rng::with_seed(self.random.u64(..));
                 let machine = Machine::new(own, timing(), random, node.now(time));
                 node.life = Life::Running(Box::new(machine));
@@ -449,11 +452,11 @@ impl World {
                 }
                 Command::DropWatch => node.watch = None,
                 Command::Write { what, held } => {
-                    let (subnet, claimed) = (held.subnet, None);
+                    let (subnet, claimed) = (held.subnets, None);
                     let op = match what {
                         Write::Renew => Op::Renew { held },
                         Write::Restore | Write::Repair => Op::Update { held, claimed },
-                        Write::Retake => {
+                        Write::Retake { .. } => {
                             Op::Create { subnet, attributes: held.attributes, claimed }
                         }
                     };

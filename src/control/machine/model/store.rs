@@ -12,7 +12,7 @@ use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::{Change, Granted, Snapshot};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// A point in the life of the store: which past, which revision.
 pub(super) type Point = (u64, i64);
@@ -44,7 +44,7 @@ pub(super) struct SimStore {
     pub(super) revision: i64,
     pub(super) compacted: i64,
     pub(super) is_down: bool,
-    pub(super) entries: BTreeMap<Prefix, Entry>,
+    pub(super) entries: BTreeMap<Prefixes, Entry>,
     pub(super) claims: BTreeMap<Ipv4Addr, Claim>,
     /// Until when an address is some node's, by an observer.
     pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, Duration)>,
@@ -56,12 +56,12 @@ pub(super) struct SimStore {
     /// The readable leases after every revision.
     states: BTreeMap<Point, Vec<Lease>>,
     /// When each key was last changed.
-    pub(super) changed: BTreeMap<Prefix, Point>,
+    pub(super) changed: BTreeMap<Prefixes, Point>,
     /// Who was ever in an entry.
-    pub(super) ever: BTreeSet<(Prefix, Ipv4Addr)>,
+    pub(super) ever: BTreeSet<(Prefixes, Ipv4Addr)>,
     /// Keys whose owners cannot rely on the lease alone, because an operator was at them.
-    pub(super) meddled: BTreeSet<Prefix>,
-    pub(super) deleted: BTreeSet<Prefix>,
+    pub(super) meddled: BTreeSet<Prefixes>,
+    pub(super) deleted: BTreeSet<Prefixes>,
 }
 
 /// What a write would put.
@@ -91,7 +91,7 @@ impl SimStore {
         self.states.range(..=point).next_back().map_or(&[], |(_, state)| state)
     }
 
-    fn decode(subnet: Prefix, entry: &Entry) -> Result<Lease, Rejected> {
+    fn decode(subnet: Prefixes, entry: &Entry) -> Result<Lease, Rejected> {
         let (key, revision) = (subnet.key(), entry.revision);
         match &entry.value {
             None => Err(Rejected {
@@ -101,7 +101,7 @@ impl SimStore {
                 revision,
             }),
             Some(attributes) => Ok(Lease {
-                subnet,
+                subnets: subnet,
                 key,
                 attributes: attributes.clone(),
                 revision,
@@ -120,7 +120,7 @@ impl SimStore {
         self.states.insert((self.past, self.revision), state.collect());
     }
 
-    fn put(&mut self, subnet: Prefix, value: Option<LeaseAttributes>, lease: i64) -> Lease {
+    fn put(&mut self, subnet: Prefixes, value: Option<LeaseAttributes>, lease: i64) -> Lease {
         self.revision += 1;
         let revision = self.revision;
         let created = self.entries.get(&subnet).map_or(revision, |entry| entry.created);
@@ -138,7 +138,7 @@ impl SimStore {
         self.history.push((revision, change));
         self.remember();
         lease.unwrap_or_else(|| Lease {
-            subnet,
+            subnets: subnet,
             key: subnet.key(),
             attributes: LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED),
             revision,
@@ -148,7 +148,7 @@ impl SimStore {
     }
 
     /// Deletes in one revision.
-    fn delete(&mut self, subnets: &[Prefix]) {
+    fn delete(&mut self, subnets: &[Prefixes]) {
         self.revision += 1;
         for subnet in subnets {
             self.entries.remove(subnet);
@@ -192,7 +192,7 @@ impl SimStore {
         if revision < self.compacted || revision > self.revision || cluster != self.cluster {
             return Err(StoreError::HistoryLost);
         }
-        let is_known = self.entries.get(&own.subnet).is_some_and(|found| {
+        let is_known = self.entries.get(&own.subnets).is_some_and(|found| {
             found.created == own.created_revision
                 && (found.revision == own.revision || found.revision > revision)
         });
@@ -247,7 +247,7 @@ impl SimStore {
     }
 
     fn unchanged(&self, held: &Lease) -> bool {
-        self.entries.get(&held.subnet).is_some_and(|entry| entry.revision == held.revision)
+        self.entries.get(&held.subnets).is_some_and(|entry| entry.revision == held.revision)
     }
 
     fn granted(lease: Lease, asked: Duration) -> Granted {
@@ -287,13 +287,13 @@ impl SimStore {
             }
             return Err(StoreError::Conflict(held.key.clone()));
         }
-        let lease = self.put(held.subnet, Some(held.attributes.clone()), id);
+        let lease = self.put(held.subnets, Some(held.attributes.clone()), id);
         Ok(Self::granted(lease, request.asked))
     }
 
     pub(super) fn create(
         &mut self,
-        subnet: Prefix,
+        subnet: Prefixes,
         attributes: LeaseAttributes,
         time: Duration,
         asked: Duration,
@@ -307,7 +307,7 @@ impl SimStore {
     }
 
     /// An operator deletes keys, all at once.
-    pub(super) fn operator_deletes(&mut self, subnets: &[Prefix]) {
+    pub(super) fn operator_deletes(&mut self, subnets: &[Prefixes]) {
         self.meddled.extend(subnets);
         self.deleted.extend(subnets);
         self.delete(subnets);
@@ -316,7 +316,7 @@ impl SimStore {
     /// An operator writes; `lease` keeps the entry's etcd lease, else it is a reservation.
     pub(super) fn operator_puts(
         &mut self,
-        subnet: Prefix,
+        subnet: Prefixes,
         value: Option<LeaseAttributes>,
         lease: bool,
     ) {
@@ -327,7 +327,7 @@ impl SimStore {
 
     /// Another cluster, empty, in place of this one; its revisions may be ahead of ours, and if it
     /// was made as this one was, it has the same id.
-    pub(super) fn wipe(&mut self, revision: i64, keeps_id: bool, all: &[Prefix]) {
+    pub(super) fn wipe(&mut self, revision: i64, keeps_id: bool, all: &[Prefixes]) {
         self.past += 1;
         self.cluster += u64::from(!keeps_id);
         self.revision = revision;

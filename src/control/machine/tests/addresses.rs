@@ -9,10 +9,10 @@ fn moving_node_updates_lease_and_keeps_subnet() {
     let written = |commands: &[Command]| {
         commands.iter().find_map(|command| {
             let Command::Write { what: Write::Restore, held } = command else { return None };
-            Some((held.subnet, held.revision, held.attributes.public_ip.octets()[3]))
+            Some((held.subnets, held.revision, held.attributes.public_ip.octets()[3]))
         })
     };
-    let subnet = lease(OWN, 0, 0).subnet;
+    let subnet = lease(OWN, 0, 0).subnets;
     assert_eq!(written(&machine.handle(moved(1), at(2))), None, "that is where it is");
     assert_eq!(written(&machine.handle(moved(2), at(2))), Some((subnet, 7, 2)));
     // It moves again before the answer, which is of before.
@@ -189,12 +189,12 @@ fn own_and_operator_writes_raise_no_alarm() {
 /// The control plane of a node that had moved starts again, before the store shows the new address.
 #[test]
 fn node_that_moved_before_it_starts_again_keeps_its_subnet() {
-    let network = "10.5.0.0/16".parse().unwrap();
+    let networks = "10.5.0.0/16".parse().unwrap();
     let known = Known {
         as_of_unix: 1_000,
         revision: 10,
         cluster: 1,
-        network,
+        networks,
         own: lease(OWN, 1, 7),
         ends_unix: None,
         peers: Arc::default(),

@@ -17,7 +17,9 @@ fn peers() -> Vec<Lease> {
 }
 
 fn creates(commands: &[Command]) -> bool {
-    commands.iter().any(|command| matches!(command, Command::Write { what: Write::Retake, .. }))
+    commands
+        .iter()
+        .any(|command| matches!(command, Command::Write { what: Write::Retake { .. }, .. }))
 }
 
 fn moved(host: u8) -> Event {
@@ -100,7 +102,7 @@ fn foreign_keys_around_the_network_leave_the_own_subnet() {
     machine.handle(Event::Changed(Err(StoreError::HistoryLost)), at(10));
     // Another network's lease, which happens to cover this network.
     let mut foreign = lease(0, 99, 20);
-    (foreign.subnet, foreign.key) = ("10.0.0.0/8".parse().unwrap(), "10.0.0.0-8".to_owned());
+    (foreign.subnets, foreign.key) = ("10.0.0.0/8".parse().unwrap(), "10.0.0.0-8".to_owned());
     let commands = machine.handle(listing(&[peers(), vec![foreign]].concat(), 20), at(10));
     assert_eq!(end(&commands), None, "a foreign key takes the own subnet");
     assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
@@ -241,7 +243,7 @@ fn change_after_incomplete_listing_is_news() {
     machine.handle(Event::Listed(Ok(cut)), at(10));
     let changes = vec![deleted(2, 11), Change::Put(lease(5, 15, 12))];
     machine.handle(Event::Changed(Ok(changes)), at(10));
-    let found: Vec<_> = machine.mirror.values().map(|lease| lease.subnet.key()).collect();
+    let found: Vec<_> = machine.mirror.values().map(|lease| lease.subnets.key()).collect();
     let expected = [1, OWN, 3, 4, 5].map(|third| lease(third, 0, 0).key);
     assert_eq!(found, expected, "a change is lost for good");
 }

@@ -46,7 +46,7 @@ impl Lab {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> StoreResult<Granted> {
-        let lease = Lease::wanted(subnet, value.clone());
+        let lease = Lease::wanted(subnet.into(), value.clone());
         self.store.write(&lease, ttl, RUNS).await
     }
 

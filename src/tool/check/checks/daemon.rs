@@ -14,7 +14,7 @@ const FREE_FILES_MIN: u64 = 8;
 
 /// It keeps no record of its end but its log; what the store has of the subnet tells one cause.
 fn ended(facts: &Facts) -> String {
-    let subnet = facts.subnet_file.says.subnet.map(|subnet| {
+    let subnet = facts.subnet_file.says.subnet().map(|subnet| {
         format!(
             " `weft lease show {subnet}` (with weftd's flags for its store) says who has this \
              host's subnet: if another node, weftd ended because it lost the lease."
@@ -196,8 +196,8 @@ pub(super) fn subnet_file(facts: &Facts) -> Checked {
                 write it (its log says so): pods get addresses that no node routes. Stop the \
                 other program, or mend what hinders weftd, and restart weftd.";
     let says = &file.says;
-    if (says.network, says.subnet) != (Some(*network), Some(*subnet)) {
-        let (theirs, whole) = (text(says.subnet), text(says.network));
+    if (says.network(), says.subnet()) != (Some(*network), Some(*subnet)) {
+        let (theirs, whole) = (text(says.subnet()), text(says.network()));
         let evidence = format!("{path} has {theirs} of {whole}, weftd {subnet} of {network}");
         return failed(evidence, cure);
     }

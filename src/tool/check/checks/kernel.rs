@@ -161,7 +161,8 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
     if facts.status().is_none() {
         return skipped("weftd sets its rules when it starts");
     }
-    let subnet = facts.lease().map(|lease| lease.subnet).or(facts.subnet_file.says.subnet);
+    let subnet =
+        facts.lease().map(|lease| lease.subnet).or_else(|| facts.subnet_file.says.subnet());
     let of_pods = subnet.zip(facts.host().ok()).and_then(|(subnet, host)| {
         let mut links = bridges(facts, host, subnet);
         links.next().filter(|_| links.next().is_none()).map(|link| link.id.name.as_str())

@@ -128,7 +128,7 @@ pub(super) fn bridge_mtu(facts: &Facts) -> Checked {
     let host = facts.host()?;
     let says = &facts.subnet_file.says;
     let of_lease = facts.lease().map(|lease| (lease.subnet, lease.mtu_bytes));
-    let either = of_lease.or_else(|| says.subnet.zip(says.mtu_bytes));
+    let either = of_lease.or_else(|| says.subnet().zip(says.mtu_bytes));
     let (subnet, overlay) = either.ok_or("neither weftd nor subnet.env says the MTU")?;
     let mut bridges = bridges(facts, host, subnet).peekable();
     let Some(first) = bridges.peek().map(|link| &link.id.name) else {

@@ -21,7 +21,6 @@ use crate::host::netlink::policies::{Decision, Policy};
 use crate::host::state::{
     Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol, Vxlan,
 };
-use crate::route::Prefix;
 use crate::status::{
     Backend, Cause, Direction, FastPath, Fault, Kept, Lately, Lease, Peer, PeerState, Rules, State,
     Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
@@ -134,10 +133,6 @@ fn own_route(table: u32, route: Route, interface_index: u32) -> OwnRoute {
     OwnRoute { table, route, path: Some(path) }
 }
 
-fn prefix(text: &str) -> Option<Prefix> {
-    Some(text.parse().unwrap())
-}
-
 /// A host that is well, beside a daemon.
 fn well(kind: BackendKind) -> Facts {
     let mut links = vec![link(1, "lo", 65536), link(2, "eth0", 1500)];
@@ -197,8 +192,8 @@ fn well(kind: BackendKind) -> Facts {
     }];
     facts.sysctls = sysctls.map(|(name, value)| (name.to_owned(), value)).into();
     facts.udp_sockets = Some(vec![socket([192, 0, 2, 1], DAEMON)]);
-    let (network, subnet) = (prefix("10.5.0.0/16"), prefix("10.5.1.0/24"));
-    let says = Previous { network, subnet, mtu_bytes: Some(mtu), ..Previous::default() };
+    let [networks, subnets] = ["10.5.0.0/16", "10.5.1.0/24"].map(|it| it.parse().ok());
+    let says = Previous { networks, subnets, mtu_bytes: Some(mtu), ..Previous::default() };
     facts.subnet_file = SubnetFacts { is_there: true, has_lock: true, error: None, says };
     facts
 }
@@ -337,7 +332,7 @@ const OF_THE_DAEMON: &[Wrong] = &[
         it.others = [7, 9].map(|pid| other_weftd(it, pid)).to_vec();
     }),
     ("subnet-file", Judged::Failed, "weftd 10.5.1.0/24 of 10.5.0.0/16", |it| {
-        it.subnet_file.says.subnet = None;
+        it.subnet_file.says.subnets = None;
     }),
     ("subnet-file", Judged::Failed, "there is no", |it| it.subnet_file.is_there = false),
     ("subnet-file", Judged::Warning, "has MTU 1400, weftd 1472", |it| {

@@ -1,0 +1,198 @@
+//! A prefix of either family, or one of each: the subnets of a node, and the cluster's networks.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
+
+use crate::route::{Prefix, PrefixError};
+
+/// What stands in a key for the IPv4 subnet of a node that has none.
+const NO_IPV4_KEY: &str = "0.0.0.0-0";
+/// Longest prefix of IPv4 and of IPv6 that flannel's key parser takes (five and seven bits).
+const KEY_LENGTH_BITS_MAX: (u8, u8) = (31, 127);
+
+/// A prefix of IPv4, of IPv6, or one of each.
+///
+/// INVARIANT: there is at least one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefixes {
+    v4: Option<Prefix>,
+    v6: Option<Prefix<Ipv6Addr>>,
+}
+
+impl From<Prefix> for Prefixes {
+    fn from(prefix: Prefix) -> Self {
+        Self { v4: Some(prefix), v6: None }
+    }
+}
+
+impl Prefixes {
+    /// What there is of both; `None` if there is neither.
+    pub fn new(v4: Option<Prefix>, v6: Option<Prefix<Ipv6Addr>>) -> Option<Self> {
+        (v4.is_some() || v6.is_some()).then_some(Self { v4, v6 })
+    }
+
+    /// The same with `v6` as that of IPv6.
+    pub fn with_v6(self, v6: Prefix<Ipv6Addr>) -> Self {
+        Self { v6: Some(v6), ..self }
+    }
+
+    /// The one of IPv4.
+    #[inline]
+    pub fn v4(self) -> Option<Prefix> {
+        self.v4
+    }
+
+    /// The one of IPv6.
+    pub fn v6(self) -> Option<Prefix<Ipv6Addr>> {
+        self.v6
+    }
+
+    /// What of it lies inside `networks`, each family in its own.
+    pub fn within(self, networks: Self) -> Option<Self> {
+        let v4 = self.v4.filter(|it| networks.v4.is_some_and(|network| network.covers(*it)));
+        let v6 = self.v6.filter(|it| networks.v6.is_some_and(|network| network.covers(*it)));
+        Self::new(v4, v6)
+    }
+
+    /// As [`Self::within`], without what is all of its network.
+    pub fn part_of(self, networks: Self) -> Option<Self> {
+        let Self { v4, v6 } = self.within(networks)?;
+        Self::new(v4.filter(|_| v4 != networks.v4), v6.filter(|_| v6 != networks.v6))
+    }
+
+    /// Whether any address lies in both.
+    pub fn overlaps(self, other: Self) -> bool {
+        let v4 = self.v4.zip(other.v4).is_some_and(|(a, b)| a.overlaps(b));
+        v4 || self.v6.zip(other.v6).is_some_and(|(a, b)| a.overlaps(b))
+    }
+
+    /// Whether one family's is the same in both.
+    pub fn shares_with(self, other: Self) -> bool {
+        let v4 = self.v4.is_some() && self.v4 == other.v4;
+        v4 || self.v6.is_some() && self.v6 == other.v6
+    }
+
+    /// Whether each is as long as the one of its family in `other`.
+    pub fn has_lengths_of(self, other: Self) -> bool {
+        self.v4.zip(other.v4).is_none_or(|(a, b)| a.length_bits() == b.length_bits())
+            && self.v6.zip(other.v6).is_none_or(|(a, b)| a.length_bits() == b.length_bits())
+    }
+
+    /// flannel's spelling in stores: `10.5.34.0-24`, `10.5.34.0-24&fd00:5:34::-64`, or
+    /// `0.0.0.0-0&fd00:5:34::-64`.
+    pub fn key(self) -> String {
+        let v4 = self.v4.map_or_else(|| NO_IPV4_KEY.to_owned(), Prefix::key);
+        self.v6.map_or_else(|| v4.clone(), |v6| format!("{v4}&{}", v6.key()))
+    }
+
+    /// Reads the spelling of stores as flannel does: IPv6 in any of its spellings, IPv4 in one.
+    pub fn from_key(key: &str) -> Option<Self> {
+        let (v4, v6) = key.split_once('&').map_or((key, None), |(v4, v6)| (v4, Some(v6)));
+        let (v4_max, v6_max) = KEY_LENGTH_BITS_MAX;
+        let v6 = match v6 {
+            None => None,
+            Some(v6) => {
+                let v6 = v6.replacen('-', "/", 1).parse::<Prefix<Ipv6Addr>>().ok()?;
+                Some((1..=v6_max).contains(&v6.length_bits()).then_some(v6)?)
+            }
+        };
+        if v4 == NO_IPV4_KEY {
+            return Self::new(None, v6);
+        }
+        let v4 = Prefix::from_key(v4).ok()?;
+        (1..=v4_max).contains(&v4.length_bits()).then_some(Self { v4: Some(v4), v6 })
+    }
+}
+
+impl fmt::Display for Prefixes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.v4, self.v6) {
+            (Some(v4), Some(v6)) => write!(f, "{v4},{v6}"),
+            (Some(v4), None) => v4.fmt(f),
+            (None, Some(v6)) => v6.fmt(f),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Prefixes {
+    type Err = PrefixError;
+
+    /// Reads what is displayed; host bits are masked off.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text.split_once(',') {
+            Some((v4, v6)) => Self { v4: Some(v4.parse()?), v6: Some(v6.parse()?) },
+            None if text.contains(':') => Self { v4: None, v6: Some(text.parse()?) },
+            None => Self { v4: Some(text.parse()?), v6: None },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(key: &str) -> Prefixes {
+        Prefixes::from_key(key).unwrap_or_else(|| panic!("{key:?} is a key of flannel's"))
+    }
+
+    #[test]
+    fn keys_of_all_kinds_are_read_and_written_as_flannel_does() {
+        for (key, shown) in [
+            ("10.5.34.0-24", "10.5.34.0/24"),
+            ("10.5.34.0-24&fd00:5:34::-64", "10.5.34.0/24,fd00:5:34::/64"),
+            ("0.0.0.0-0&fd00:5:34::-64", "fd00:5:34::/64"),
+        ] {
+            assert_eq!((of(key).key(), of(key).to_string()), (key.to_owned(), shown.to_owned()));
+            assert_eq!(shown.parse::<Prefixes>().unwrap(), of(key));
+        }
+        assert_eq!(of("10.5.34.0-24&FD00:5:34:0::7-64"), of("10.5.34.0-24&fd00:5:34::-64"));
+        for key in [
+            "10.12.13-24",
+            "10.12.13.300-24",
+            "10.12.13.0-24hi",
+            "10.12.13.1-24",
+            "&2001::-56",
+            "10.12.13.0-24&2001::",
+            "10.12.13.0-24&2001::-128",
+            "10.12.13.0-24&2001::-0",
+            "10.12.13.0-24&",
+            "10.12.13.0-24&2001::-+5",
+            "10.12.13.0-24&2001::-",
+            "10.12.13.0-32&2001::-64",
+            "10.12.13.0-32",
+            "10.12.13.0-33",
+            "10.12.13.0/24",
+            "10.12.13.0-024",
+            " 10.12.13.0-24",
+            "config",
+            "10.12.13.0-24/x",
+            "0.0.0.0-0",
+            "0.0.0.0-1&",
+            "",
+        ] {
+            assert_eq!(Prefixes::from_key(key), None, "{key:?} was taken for subnets");
+        }
+    }
+
+    #[test]
+    fn families_are_compared_each_with_its_own() {
+        let dual = of("10.5.34.0-24&fd00:5:34::-64");
+        let networks = of("10.5.0.0-16&fd00:5::-32");
+        assert_eq!(dual.within(networks), Some(dual));
+        assert_eq!(dual.within(of("10.5.0.0-16")), Some(of("10.5.34.0-24")));
+        assert_eq!(
+            dual.within(of("10.6.0.0-16&fd00:5::-32")),
+            Some(of("0.0.0.0-0&fd00:5:34::-64"))
+        );
+        assert_eq!(dual.within(of("10.6.0.0-16")), None);
+        assert_eq!(
+            of("10.5.0.0-16&fd00:5:34::-64").part_of(networks),
+            Prefixes::new(None, dual.v6)
+        );
+        assert!(dual.overlaps(of("10.5.34.128-25")) && dual.overlaps(of("0.0.0.0-0&fd00::-16")));
+        assert!(!dual.overlaps(of("10.5.35.0-24&fd00:5:35::-64")));
+        assert!(!of("10.5.34.0-24").overlaps(of("0.0.0.0-0&fd00:5:34::-64")));
+    }
+}
