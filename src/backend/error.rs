@@ -1,7 +1,7 @@
 //! Why a backend could not start, or the udp backend not rebuild what broke.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use crate::control::lease::ValueError;
 use crate::device::{SocketError, TunError};
@@ -30,9 +30,9 @@ pub enum StartError {
     )]
     NotTheInterfacesAddress {
         /// The interface's.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// The advertised one.
-        public_address: Ipv4Addr,
+        public_address: IpAddr,
     },
     /// A command at the start of the extension backend is needed.
     #[error(transparent)]

@@ -1,33 +1,38 @@
 //! What is particular to the host-gw backend: its lease, and a route to each peer's subnet by way
 //! of its host.
 
+use std::net::IpAddr;
+
 use crate::backend::error::{StartError, StartResult};
+use crate::backend::setup::addresses;
 use crate::backend_kind::BackendKind;
-use crate::control::lease::{Lease, LeaseAttributes};
+use crate::control::lease::LeaseAttributes;
 use crate::host::interface::ExternalInterface;
-use crate::host::state::LinkId;
+use crate::host::state::{KernelFamily, LinkId};
 use crate::host::tables::{Way, Ways};
+use crate::route::Prefix;
 
 /// What a host-gw node publishes.
 pub(super) fn introduce(external: &ExternalInterface) -> StartResult<LeaseAttributes> {
-    let ExternalInterface { address, public_address, .. } = *external;
-    if address != public_address {
-        return Err(StartError::NotTheInterfacesAddress { address, public_address });
+    let ExternalInterface { address, public_address, v6, .. } = *external;
+    let is_not = |address: IpAddr, public_address: IpAddr| {
+        let error = StartError::NotTheInterfacesAddress { address, public_address };
+        (address != public_address).then_some(error)
+    };
+    let v4 = is_not(address.into(), public_address.into());
+    match v4.or_else(|| v6.and_then(|it| is_not(it.address.into(), it.public_address.into()))) {
+        Some(error) => Err(error),
+        None => Ok(addresses(BackendKind::HostGw, external)),
     }
-    Ok(LeaseAttributes::of(BackendKind::HostGw, public_address, None))
 }
 
-/// The routes of `leases` over `external`.
-pub(super) fn ways<'a>(
-    leases: impl Iterator<Item = &'a Lease>,
+/// The routes to the subnets of `hosts` over `external`.
+pub(super) fn ways<A: KernelFamily>(
+    hosts: impl Iterator<Item = (Prefix<A>, A)>,
     external: &ExternalInterface,
-) -> Ways {
+) -> Ways<A> {
     let interface = LinkId { index: external.index, name: external.name.clone() };
-    let way = |lease: &Lease| {
-        let (subnet, host) = (lease.v4()?, lease.attributes.public_ip);
-        Some((subnet, Way::direct(subnet, host, interface.clone())))
-    };
-    leases.filter_map(way).collect()
+    hosts.map(|(subnet, host)| (subnet, Way::direct(subnet, host, interface.clone()))).collect()
 }
 
 /// What helps against a refusal.

@@ -1,11 +1,11 @@
 //! The backends without workers or commands: make the kernel's routes, neighbours and forwarding
 //! entries what the leases ask for, if anything. The kernel goes on without weftd.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 use tokio::sync::watch;
@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use crate::backend::host_gw;
 use crate::backend::kernel_health::KernelHealth;
+use crate::backend::kernel_tables::{FamilyTables, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::vxlan::VxlanDevice;
@@ -25,18 +26,14 @@ use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
 use crate::host::netlink::{NetlinkError, neighbours};
-use crate::host::state::Route;
-use crate::host::tables::edit::apply_all;
-use crate::host::tables::{Desired, Device, Diff, Edit, Ways};
+use crate::host::state::KernelFamily;
+use crate::host::tables::{Desired, Device, Ways};
 use crate::route::Prefix;
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
 const HOST_GW_PERIOD: Duration = Duration::from_secs(10);
 const VXLAN_PERIOD: Duration = Duration::from_secs(30);
-
-/// What is repaired again within this time, somebody else removes.
-const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 /// What is particular to each of these backends.
 #[derive(Debug)]
@@ -88,18 +85,14 @@ impl Means {
 pub struct KernelBackend {
     means: Means,
     host: HostFollower,
-    /// Where our routes may lie.
-    networks: Vec<Prefix>,
+    v4: FamilyTables<Ipv4Addr>,
+    v6: FamilyTables<Ipv6Addr>,
     /// The address of the overlay's device.
     address: Ipv4Addr,
     control: Arc<ControlStatus>,
     pub(super) reporter: Reporter,
     /// The MTU that the device was last given.
     imposed_mtu_bytes: Option<u32>,
-    /// What the last comparison left in place.
-    set: Ways,
-    /// When what somebody had removed was last set again.
-    repaired: BTreeMap<Prefix, Instant>,
     /// Of those whose packets the kernel carries.
     health: Option<KernelHealth>,
     logged: BTreeMap<&'static str, LogOnce>,
@@ -109,18 +102,17 @@ impl KernelBackend {
     /// Makes the device, or takes over the one that an earlier run left.
     pub(super) async fn start(setup: &Setup, means: Means) -> Result<Self, NetlinkError> {
         let (period, all_route_events) = means.follows();
-        let networks = setup.networks();
-        let following = setup.following(networks.clone(), period);
+        let following = setup.following(setup.networks(), period);
+        let networks_v6 = setup.networks_v6();
         let mut backend = Self {
             means,
-            host: HostFollower::new(Following { all_route_events, ..following })?,
-            networks,
+            host: HostFollower::new(Following { all_route_events, networks_v6, ..following })?,
+            v4: FamilyTables::new(setup.networks()),
+            v6: FamilyTables::new(setup.networks_v6()),
             address: setup.subnet.network(),
             control: Arc::clone(&setup.control),
             reporter: Reporter::new(setup),
             imposed_mtu_bytes: None,
-            set: Ways::new(),
-            repaired: BTreeMap::new(),
             health: None,
             logged: BTreeMap::new(),
         };
@@ -194,7 +186,9 @@ impl KernelBackend {
                 };
                 (Some(device), ways, unusable)
             }
-            Means::HostGw => (None, host_gw::ways(leases, external), Vec::new()),
+            Means::HostGw => {
+                (None, host_gw::ways(leases.filter_map(host_of), external), Vec::new())
+            }
             Means::Alloc => (None, Ways::new(), Vec::new()),
         };
         if let Some(first) = unusable.first() {
@@ -202,26 +196,28 @@ impl KernelBackend {
             self.log("unusable", &format!("ignored lease {first} (and {more} more)"));
         }
         self.reporter.count(|done| done.leases_unusable = unusable.len() as u64);
-        let desired = Desired { device, networks: self.networks.clone(), ways };
+        let desired = Desired { device, networks: self.v4.networks.clone(), ways };
         self.report_external();
-        let is_complete = self.make(&desired, &listing, peers).await?;
+        let failures_v6 = self.make_v6(&listing, peers).await;
+        let is_complete = self.make(&desired, &listing, peers, failures_v6).await?;
         let wrong = self.host.lost_address().cloned();
         self.reporter.state(|state| (state.is_up, state.wrong) = (true, wrong));
         Ok(is_complete)
     }
 
-    /// Makes the tables as they must be, as far as the `peers` are known.
+    /// Makes the tables as they must be, as far as the `peers` are known; of IPv6, so many are not.
     async fn make(
         &mut self,
         desired: &Desired,
         listing: &Listing,
         peers: Option<&Peers>,
+        failures_v6: usize,
     ) -> Result<bool, NetlinkError> {
         let entries = match &desired.device {
             Some(device) => neighbours::entries(&device.link).await?,
             None => Vec::new(),
         };
-        let Some(mut diff) = desired.diff(listing, &entries) else { return Ok(false) };
+        let Some(diff) = desired.diff(&listing.v4(), &entries) else { return Ok(false) };
         if let Some(device) = &desired.device {
             for edit in &diff.device {
                 edit.apply().await?;
@@ -234,27 +230,45 @@ impl KernelBackend {
             }
         }
         let Some(peers) = peers else { return Ok(true) };
-        let [failed, removed] = self.set(&diff, desired).await;
-        if desired.device.is_none() {
-            // A peer that moved to where no route leads must not get its packets at the old place.
-            let old = listing.routes.iter().filter(|route| desired.owns(route));
-            let old = old.filter(|route| failed.contains(&route.destination));
-            diff.removals.extend(old.filter_map(Route::removal).map(Edit::RemoveRoute));
-        }
-        let is_removed = self.remove(&diff.removals).await;
-        self.set.clone_from(&desired.ways);
-        self.set.retain(|subnet, _| !failed.contains(subnet));
-        let host = |lease: &Lease| Some((lease.v4()?, lease.attributes.public_ip));
-        let mut hosts: PeerHosts = peers.values().filter_map(host).collect();
-        hosts.retain(|subnet, _| self.set.contains_key(subnet));
+        let removes = self.removes();
+        let made = self.v4.make(diff, desired, &listing.v4(), removes).await;
+        self.tell(&made, desired.device.is_some());
+        let mut hosts: PeerHosts = peers.values().filter_map(host_of).collect();
+        hosts.retain(|subnet, _| self.v4.set.contains_key(subnet));
         if let Some(health) = &mut self.health {
             let external = self.host.external();
             let own = vec![external.address, self.address];
-            health.follow(&self.set, &hosts, own, external.index);
+            health.follow(&self.v4.set, &hosts, own, external.index);
         }
-        hosts.retain(|subnet, _| !removed.contains(subnet));
-        self.reporter.hosts(hosts, failed.len() + removed.len());
-        Ok(failed.is_empty() && is_removed)
+        hosts.retain(|subnet, _| !made.removed.contains(subnet));
+        self.reporter.hosts(hosts, made.failures() + failures_v6);
+        Ok(made.is_complete() && failures_v6 == 0)
+    }
+
+    /// The same of IPv6, which has routes alone; gives how many peers lack theirs, and what is left
+    /// of others.
+    async fn make_v6(&mut self, listing: &Listing, peers: Option<&Peers>) -> usize {
+        let Some(peers) = peers.filter(|_| !self.v6.networks.is_empty()) else { return 0 };
+        let ways = match &self.means {
+            Means::HostGw => {
+                let kind = self.means.leased_as();
+                let ours = peers.values().filter(|lease| lease.attributes.backend_type.is(kind));
+                host_gw::ways(ours.filter_map(v6_host_of), self.host.external())
+            }
+            Means::Vxlan(_) | Means::Alloc => Ways::new(),
+        };
+        let desired = Desired { device: None, networks: self.v6.networks.clone(), ways };
+        let diff = desired.diff(&listing.v6(), &[]).unwrap_or_default();
+        let removes = self.removes();
+        let made = self.v6.make(diff, &desired, &listing.v6(), removes).await;
+        self.tell(&made, false);
+        made.failures() + made.kept.len()
+    }
+
+    /// Whether what no peer asks for goes. Not while the peers are from the cache, which may be
+    /// older than what the kernel has.
+    fn removes(&self) -> bool {
+        self.control.read().cached_as_of_unix.is_none()
     }
 
     /// Reports the interface, and gives the backend in one line.
@@ -271,28 +285,13 @@ impl KernelBackend {
         description
     }
 
-    /// Gives peers what they lack. Returns those that could not be set up in full, and those whose
-    /// entries or routes somebody removes again and again.
-    async fn set(&mut self, diff: &Diff, desired: &Desired) -> [BTreeSet<Prefix>; 2] {
-        let (mut failed, mut removed) = (BTreeSet::new(), BTreeSet::new());
-        let (mut errors, mut repaired) = (Vec::new(), Vec::new());
-        self.repaired.retain(|_, at| at.elapsed() < REMOVED_AGAIN);
-        for (edit, result) in apply_all(&diff.sets).await {
-            let Edit::Set(step) = edit else { continue };
-            if let Err(error) = result {
-                failed.insert(step.destination);
-                errors.push(error);
-            } else if self.set.get(&step.destination) == desired.ways.get(&step.destination) {
-                repaired.push(step.destination);
-                if self.repaired.insert(step.destination, Instant::now()).is_some() {
-                    removed.insert(step.destination);
-                }
-            }
-        }
+    /// Counts and logs what came of a comparison.
+    fn tell<A: KernelFamily>(&mut self, made: &Made<A>, has_entries: bool) {
+        let Made { removed, repaired, refused, kept, .. } = made;
         self.reporter.count(|done| done.repairs += repaired.len() as u64);
         if let Some(first) = repaired.first() {
             let more = repaired.len() - 1;
-            let what = if desired.device.is_some() { "Entries and route" } else { "Route" };
+            let what = if has_entries { "Entries and route" } else { "Route" };
             let why = match removed.contains(first) {
                 true => "; another program removes them again and again, find it (`ip monitor`)",
                 false => "",
@@ -303,20 +302,8 @@ impl KernelBackend {
             Means::HostGw => host_gw::advice(self.host.external()),
             Means::Vxlan(_) | Means::Alloc => "retrying".to_owned(),
         };
-        self.refused("peer", &errors, &advice);
-        [failed, removed]
-    }
-
-    /// Removes what no peer asks for; whether all of it is gone. Not while the peers are from the
-    /// cache, which may be older than what the kernel has.
-    async fn remove(&mut self, removals: &[Edit]) -> bool {
-        if self.control.read().cached_as_of_unix.is_some() {
-            return true;
-        }
-        let results = apply_all(removals).await;
-        let errors: Vec<_> = results.into_iter().filter_map(|(_, result)| result.err()).collect();
-        self.refused("removal", &errors, "retrying");
-        errors.is_empty()
+        self.refused("peer", refused, &advice);
+        self.refused("removal", kept, "retrying");
     }
 
     /// Counts and logs what the kernel refused.
@@ -335,4 +322,15 @@ impl KernelBackend {
     fn log(&mut self, subject: &'static str, text: &str) {
         self.logged.entry(subject).or_default().once(text, |text| warn!("{text}"));
     }
+}
+
+/// A peer's IPv4 subnet and its host.
+fn host_of(lease: &Lease) -> Option<(Prefix, Ipv4Addr)> {
+    Some((lease.v4()?, lease.attributes.public_ip))
+}
+
+/// A peer's IPv6 subnet and its host, if others can reach one there.
+fn v6_host_of(lease: &Lease) -> Option<(Prefix<Ipv6Addr>, Ipv6Addr)> {
+    let host = lease.attributes.public_ipv6.filter(|address| address.is_of_host());
+    lease.subnets.v6().zip(host)
 }

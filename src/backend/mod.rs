@@ -6,6 +6,7 @@ pub mod handover;
 mod host_gw;
 pub mod kernel;
 mod kernel_health;
+mod kernel_tables;
 pub mod peer;
 pub mod running;
 pub mod setup;

@@ -10,11 +10,11 @@ use crate::backend::error::StartResult;
 use crate::backend::extension::{self, ExtensionBackend};
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::kernel::{KernelBackend, Means};
-use crate::backend::setup::{BackendSettings, Claim, Setup, warn_of_idle_flags};
+use crate::backend::setup::{BackendSettings, Claim, Setup, addresses, warn_of_idle_flags};
 use crate::backend::status::View;
 use crate::backend::udp::{self, UdpBackend, UdpReserved};
 use crate::backend::{host_gw, vxlan};
-use crate::backend_kind::CarriedBy;
+use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::host::tables::edit::remove_own_routes;
@@ -71,10 +71,7 @@ impl BackendSettings {
                 (attributes, Reserved::Kernel(Means::Vxlan(Box::new(device))))
             }
             Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
-            Self::Alloc => {
-                let attributes = LeaseAttributes::udp(external.public_address);
-                (attributes, Reserved::Kernel(Means::Alloc))
-            }
+            Self::Alloc => (addresses(BackendKind::Udp, external), Reserved::Kernel(Means::Alloc)),
             Self::Extension(settings) => {
                 let attributes = extension::introduce(settings, external).await?;
                 (attributes, Reserved::Extension(settings.clone()))
@@ -103,7 +100,7 @@ impl Prepared {
                 Backend::Kernel(Box::new(KernelBackend::start(&setup, means).await?))
             }
             Reserved::Extension(settings) => {
-                remove_own_routes(setup.networks()).await?;
+                remove_own_routes(setup.networks(), setup.networks_v6()).await?;
                 Backend::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
             }
         })

@@ -1,5 +1,6 @@
 //! What a backend is started with: its settings, the interface, the lease.
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub struct Setup {
     pub network: Prefix,
     /// The overlay of the last run, if it was another: what that run left behind lies in it.
     pub former_network: Option<Prefix>,
+    /// The overlays of IPv6, of this run and of the last, of which either may have none.
+    pub networks_v6: [Option<Prefix<Ipv6Addr>>; 2],
     /// This host's lease.
     pub subnet: Prefix,
     /// What this node publishes with it.
@@ -135,11 +138,23 @@ pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
     }
 }
 
+/// What a node publishes where peers need no more than its addresses.
+pub(super) fn addresses(kind: BackendKind, external: &ExternalInterface) -> LeaseAttributes {
+    let public_ipv6 = external.v6.map(|v6| v6.public_address);
+    LeaseAttributes { public_ipv6, ..LeaseAttributes::of(kind, external.public_address, None) }
+}
+
 impl Setup {
     /// Where routes of ours may lie.
     pub(super) fn networks(&self) -> Vec<Prefix> {
         let former = self.former_network.filter(|former| *former != self.network);
         [self.network].into_iter().chain(former).collect()
+    }
+
+    /// The same of IPv6.
+    pub(super) fn networks_v6(&self) -> Vec<Prefix<Ipv6Addr>> {
+        let [now, former] = self.networks_v6;
+        now.into_iter().chain(former.filter(|former| Some(*former) != now)).collect()
     }
 
     /// What the backend follows of the host: routes to `networks`, listed every `period` at least.
@@ -149,6 +164,7 @@ impl Setup {
             interface: self.interface.clone(),
             follow_address: self.follow_address,
             networks,
+            networks_v6: Vec::new(),
             all_route_events: false,
             period,
         }

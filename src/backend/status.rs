@@ -211,13 +211,15 @@ impl Reporter {
 
     /// Reports the external interface, as it is now, and the overlay's MTU over it.
     pub(super) fn follow(&self, external: &ExternalInterface, mtu_bytes: u32) {
-        let public_address = external.public_address;
+        let (public_address, public_ipv6) =
+            (external.public_address, external.v6.map(|v6| v6.public_address));
         // Told again if only the address behind it changed, which is another than the PublicIP if
         // that is `--public-ip`: connections are bound to that.
         let is_elsewhere = self.state.borrow().external.address != external.address;
         self.attributes.send_if_modified(|published| {
             is_elsewhere
                 | (std::mem::replace(&mut published.public_ip, public_address) != public_address)
+                | (std::mem::replace(&mut published.public_ipv6, public_ipv6) != public_ipv6)
         });
         self.state(|state| (state.external, state.mtu_bytes) = (external.clone(), mtu_bytes));
     }

@@ -2,7 +2,7 @@
 //! an error that names the flag; nothing downstream checks an option again.
 
 use std::fmt::Display;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -113,7 +113,6 @@ fn shown(flags: &FlagValues) -> Vec<Setting> {
 fn refuse_unbuilt(flags: &FlagValues) -> Result<()> {
     let unbuilt = [
         ("log_backtrace_at", &flags.log_backtrace_at, "A stack trace at a line of the log"),
-        ("public-ipv6", &flags.public_ipv6, "IPv6 between and inside the hosts"),
         ("vmodule", &flags.vmodule, "Detail of the log per source file"),
     ];
     for (flag, text, missing) in unbuilt {
@@ -161,6 +160,8 @@ fn interface(flags: &FlagValues) -> Result<InterfaceOptions> {
         regexes: regexes.collect::<Result<_>>()?,
         can_reach: can_reach.transpose()?,
         public_ip: optional(&flags.public_ip).map(public_ip).transpose()?,
+        public_ipv6: optional(&flags.public_ipv6).map(public_ipv6).transpose()?,
+        has_ipv6: false,
     })
 }
 
@@ -173,6 +174,19 @@ fn public_ip(text: &str) -> Result<Ipv4Addr> {
             "invalid public IP address: {text:?}: --public-ip takes the IPv4 address of one host"
         ))),
     }
+}
+
+/// The text begins with flanneld's phrase.
+fn public_ipv6(text: &str) -> Result<Ipv6Addr> {
+    let is_host = |address: &Ipv6Addr| {
+        let is_none = address.is_unspecified() || address.is_loopback() || address.is_multicast();
+        !is_none && address.to_ipv4_mapped().is_none()
+    };
+    text.parse().ok().filter(is_host).ok_or_else(|| {
+        OptionError(format!(
+            "invalid public IPv6 address: {text:?}: --public-ipv6 takes the IPv6 address of a host"
+        ))
+    })
 }
 
 fn health(address: &str, port: i64) -> Result<Option<SocketAddr>> {

@@ -119,7 +119,7 @@ flags! {
     peer_check "peer-check": Text = "loose";
     /// IPv4 `address` under which the other hosts reach this one
     public_ip "public-ip": Text = "";
-    /// IPv6 address under which the other hosts reach this one (not built)
+    /// IPv6 `address` under which the other hosts reach this one, if the network has IPv6
     public_ipv6 "public-ipv6": Text = "";
     /// clear the Node's NetworkUnavailable condition once the network works
     set_node_network_unavailable "set-node-network-unavailable": Switch = true;

@@ -1,7 +1,7 @@
 //! The validated options of one weftd: ready types only, nothing left to check downstream.
 //! Built by `flags` from the command line and the environment; holds no logic of its own.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -152,6 +152,10 @@ pub struct InterfaceOptions {
     pub can_reach: Option<IpAddr>,
     /// `--public-ip`.
     pub public_ip: Option<Ipv4Addr>,
+    /// `--public-ipv6`.
+    pub public_ipv6: Option<Ipv6Addr>,
+    /// Whether the network has IPv6, which its configuration says and no flag.
+    pub has_ipv6: bool,
 }
 
 /// Which rules to set on the host, and how often to check them.

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::Mode;
 
 use crate::config::whole_file::{self, FileError};
-use crate::route::{Address, Prefix, Prefixes};
+use crate::route::{IpAddress, Prefix, Prefixes};
 
 const NETWORK_KEY: &str = "FLANNEL_NETWORK";
 const SUBNET_KEY: &str = "FLANNEL_SUBNET";
@@ -116,7 +116,7 @@ impl Previous {
     }
 
     /// The one valid prefix in a comma-separated list; more than one is none.
-    fn only_prefix<A: Address>(&mut self, key: &str, text: &str) -> Option<Prefix<A>> {
+    fn only_prefix<A: IpAddress>(&mut self, key: &str, text: &str) -> Option<Prefix<A>> {
         let mut prefixes = Vec::new();
         for item in text.split(',') {
             match item.parse() {
@@ -133,7 +133,7 @@ impl Previous {
 }
 
 /// The lines of a family that there is.
-fn family<A: Address>(keys: [&str; 2], of: Option<(Prefix<A>, Prefix<A>)>) -> String {
+fn family<A: IpAddress>(keys: [&str; 2], of: Option<(Prefix<A>, Prefix<A>)>) -> String {
     let [network_key, subnet_key] = keys;
     of.map_or_else(String::new, |(network, subnet)| {
         let (address, length) = (subnet.first_host(), subnet.length_bits());

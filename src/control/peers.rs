@@ -7,7 +7,7 @@ use std::net::Ipv6Addr;
 
 use crate::control::lease::{Lease, Peers};
 use crate::control::rejected::{RejectReason, Rejected};
-use crate::route::{Address, Prefix, Prefixes};
+use crate::route::{IpAddress, Prefix, Prefixes};
 
 /// The usable leases in `networks` of other nodes than the one of `own`, and what is wrong with the
 /// rest. What of a lease lies outside of them is left out.
@@ -112,7 +112,7 @@ impl Taken {
 
 /// Whether one of `taken`, which do not overlap each other, overlaps `subnet`. Prefixes sort by
 /// network, so only the neighbours can.
-fn overlapped<A: Address>(taken: &BTreeSet<Prefix<A>>, subnet: Prefix<A>) -> bool {
+fn overlapped<A: IpAddress>(taken: &BTreeSet<Prefix<A>>, subnet: Prefix<A>) -> bool {
     let neighbours = [taken.range(..=subnet).next_back(), taken.range(subnet..).next()];
     neighbours.into_iter().flatten().any(|other| other.overlaps(subnet))
 }

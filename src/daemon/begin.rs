@@ -88,6 +88,8 @@ impl Start<'_> {
             follow_address: options.follow_address,
             network: begun.plan.network.v4.network,
             former_network: previous.network(),
+            networks_v6: [Some(begun.plan.network.networks()), previous.networks]
+                .map(|networks| networks?.v6()),
             subnet: v4_of(&begun.held)?,
             attributes: prepared.attributes.clone(),
             control: manager.status(),
@@ -110,6 +112,10 @@ impl Start<'_> {
         info!("Found network config - Backend type: {}", plan.network.backend.kind);
         rules::check_bridge(options, &plan.network)?;
         let mut interface = options.interface.clone();
+        interface.has_ipv6 = plan.network.v6.is_some();
+        if interface.public_ipv6.is_some() && !interface.has_ipv6 {
+            warn!("--public-ipv6 has no effect: the network configuration has no IPv6");
+        }
         if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
             interface.public_ip = Some(address);
         }

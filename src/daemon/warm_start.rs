@@ -145,6 +145,7 @@ mod tests {
             index: 2,
             address,
             public_address: address,
+            v6: None,
             mtu_bytes: 1500,
         };
         let offer = Some(Ok(Remembered { plan, external, known }));

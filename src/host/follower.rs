@@ -3,7 +3,7 @@
 //! subscription to the kernel's events and replaces it when it breaks. Edits nothing.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -11,7 +11,9 @@ use tracing::{info, warn};
 
 use crate::config::options::InterfaceOptions;
 use crate::failure::{LogOnce, with_causes};
-use crate::host::interface::{ExternalInterface, InterfaceError, look};
+use crate::host::interface::{
+    ExternalInterface, ExternalV6, InterfaceError, look, usable_addresses,
+};
 use crate::host::listing::Listing;
 use crate::host::netlink::events::Events;
 use crate::host::netlink::{self, NetlinkError};
@@ -48,6 +50,8 @@ pub struct Following {
     pub follow_address: bool,
     /// Routes to these networks are listed.
     pub networks: Vec<Prefix>,
+    /// The same of IPv6.
+    pub networks_v6: Vec<Prefix<Ipv6Addr>>,
     /// Whether changes of routes to elsewhere matter, too.
     pub all_route_events: bool,
     /// The longest time between two listings, which find what a lost event would have reported.
@@ -147,7 +151,7 @@ impl HostFollower {
 
     /// Lists the host's tables.
     pub async fn read(&self) -> netlink::Result<Listing> {
-        Listing::read(&self.following.networks).await
+        Listing::read(&self.following.networks, &self.following.networks_v6).await
     }
 
     /// Lists the host's tables and brings the external interface up to date: a link that was
@@ -184,10 +188,25 @@ impl HostFollower {
             let others = owned.map(|owned| owned.address).filter(|own| *own != external.address);
             let since = |other| (other, *self.beside.get(&other).unwrap_or(&self.begun));
             self.beside = others.map(since).collect();
+            self.follow_v6(&listing);
         } else if self.away_since.get_or_insert_with(Instant::now).elapsed() >= AWAY {
             self.take_next_address().await;
         }
         Ok(listing)
+    }
+
+    /// An IPv6 address that is gone, or not to be used any more, has another in its place at once:
+    /// hosts have several, and no tunnel is bound to them.
+    fn follow_v6(&mut self, listing: &Listing) {
+        let Following { external, interface, follow_address, .. } = &mut self.following;
+        let Some(v6) = external.v6.filter(|_| *follow_address) else { return };
+        let usable = usable_addresses(&listing.v6(), external.index);
+        let Some(next) = usable.first().filter(|_| !usable.contains(&v6.address)) else { return };
+        info!(
+            "the IPv6 address of {} went from {} to {next}; following",
+            external.name, v6.address
+        );
+        external.v6 = Some(ExternalV6::of(*next, interface.public_ipv6));
     }
 
     /// Ends the reconciliation after the last listing: complete, or to be retried.
@@ -267,8 +286,9 @@ impl HostFollower {
 }
 
 fn subscribe(following: &Following) -> netlink::Result<Events> {
-    let events = Events::subscribe()?;
-    Ok(if following.all_route_events { events } else { events.only_about(&following.networks) })
+    let Following { all_route_events, networks, networks_v6, .. } = following;
+    let events = Events::subscribe(!networks_v6.is_empty())?;
+    Ok(if *all_route_events { events } else { events.only_about(networks, networks_v6) })
 }
 
 /// The link that has `address`; `None` while no link has it. By the address and not by the name or
@@ -333,7 +353,7 @@ mod tests {
     fn interface(name: &str, last: u8) -> ExternalInterface {
         let address = Ipv4Addr::new(192, 0, 2, last);
         let (name, public_address) = (name.to_owned(), address);
-        ExternalInterface { name, index: 2, address, public_address, mtu_bytes: 1500 }
+        ExternalInterface { name, index: 2, address, public_address, v6: None, mtu_bytes: 1500 }
     }
 
     #[test]
@@ -341,7 +361,7 @@ mod tests {
         let links = [link(1, "lo"), link(2, "eth0"), link(3, "eth1")];
         let found = |known, owners: &[u32], doubles: &[u32]| {
             let addresses = owners.iter().copied().map(on).collect();
-            let host = Listing { links: links.to_vec(), addresses, routes: Vec::new() };
+            let host = Listing { links: links.to_vec(), addresses, ..Listing::default() };
             carrier(ADDRESS, known, doubles, &host).map(|link| link.id.name.clone())
         };
         assert_eq!(found("eth1", &[1, 2, 3], &[2]).as_deref(), Some("eth1"));

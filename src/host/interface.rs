@@ -2,16 +2,17 @@
 //! `select` decides over a snapshot without I/O; `discover` takes the snapshot and logs.
 
 use std::cmp::Reverse;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures_util::future::OptionFuture;
 use regex::Regex;
 
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
-use crate::host::listing::Listing;
+use crate::host::listing::{self, Listing};
 use crate::host::netlink::{self, NetlinkError};
-use crate::host::state::{Address, Link, PathToHost};
+use crate::host::state::{Address, KernelFamily, Link, PathToHost};
+use crate::route::IpAddress;
 
 /// The interface that the tunnel runs over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +25,26 @@ pub struct ExternalInterface {
     pub address: Ipv4Addr,
     /// The address that peers send to; differs from `address` behind a NAT.
     pub public_address: Ipv4Addr,
+    /// Its IPv6 addresses, if nodes have any.
+    pub v6: Option<ExternalV6>,
     /// Largest IP packet it carries, in bytes; never 0.
     pub mtu_bytes: u32,
+}
+
+/// The IPv6 addresses of the external interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExternalV6 {
+    /// Its own.
+    pub address: Ipv6Addr,
+    /// The one that peers send to.
+    pub public_address: Ipv6Addr,
+}
+
+impl ExternalV6 {
+    /// An interface's `address`, unless peers are told another.
+    pub fn of(address: Ipv6Addr, public_ipv6: Option<Ipv6Addr>) -> Self {
+        Self { address, public_address: public_ipv6.unwrap_or(address) }
+    }
 }
 
 /// Why no interface was chosen.
@@ -54,7 +73,10 @@ pub async fn look(
     options: &InterfaceOptions,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
-    let host = Listing::with_routes(|destination| destination.length_bits() == 0).await?;
+    let mut host = Listing::with_routes(|destination| destination.length_bits() == 0).await?;
+    if options.has_ipv6 {
+        host.addresses_v6 = netlink::addresses().await?;
+    }
     let path = OptionFuture::from(options.can_reach.map(path_to)).await;
     select(options, &host, path, notes)
 }
@@ -80,8 +102,8 @@ pub fn select(
     path: Option<Found<PathToHost>>,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
-    let InterfaceOptions { interfaces, regexes, can_reach, public_ip } = options;
-    let mut search = Search { host, public_ip: *public_ip, notes };
+    let InterfaceOptions { interfaces, regexes, can_reach, public_ip, .. } = options;
+    let mut search = Search { host, options, notes };
     if interfaces.is_empty() && regexes.is_empty() && can_reach.is_none() {
         let found = match public_ip {
             Some(address) => search.by_address(IpAddr::V4(*address)),
@@ -121,12 +143,12 @@ type Found<T> = Result<T, String>;
 /// An interface, and its address if the search was for one.
 struct Choice<'a> {
     link: &'a Link,
-    address: Option<Ipv4Addr>,
+    address: Option<IpAddr>,
 }
 
 struct Search<'a> {
     host: &'a Listing,
-    public_ip: Option<Ipv4Addr>,
+    options: &'a InterfaceOptions,
     notes: &'a mut Vec<String>,
 }
 
@@ -150,8 +172,13 @@ impl<'a> Search<'a> {
             "error looking up interface {address}: no interface with given IP found; a --public-ip \
              that no interface owns (NAT) needs --iface as well"
         );
-        let IpAddr::V4(address) = address.to_canonical() else { return Err(no_owner) };
-        let link = self.useful_first().find(|link| self.host.has(link, address));
+        let address = address.to_canonical();
+        let link = self.useful_first().find(|link| match address {
+            IpAddr::V4(address) => self.host.has(link, address),
+            IpAddr::V6(address) => {
+                usable_addresses(&self.host.v6(), link.id.index).contains(&address)
+            }
+        });
         let link = link.ok_or(no_owner)?;
         Ok(Choice { link, address: Some(address) })
     }
@@ -171,8 +198,9 @@ impl<'a> Search<'a> {
             return self.by_default_route();
         }
         for link in self.useful_first() {
-            let mut addresses = usable_addresses(self.host, link.id.index).into_iter();
-            let matched = addresses.find(|address| pattern.is_match(&address.to_string()));
+            let v4 = usable_addresses(&self.host.v4(), link.id.index).into_iter().map(IpAddr::V4);
+            let v6 = usable_addresses(&self.host.v6(), link.id.index).into_iter().map(IpAddr::V6);
+            let matched = v4.chain(v6).find(|address| pattern.is_match(&address.to_string()));
             if matched.is_some() {
                 return Ok(Choice { link, address: matched });
             }
@@ -192,7 +220,7 @@ impl<'a> Search<'a> {
         self.notes
             .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
         let found = path.and_then(|path| {
-            let address = path.preferred_source;
+            let address = path.preferred_source.map(IpAddr::V4);
             Ok(Choice { link: self.link(path.interface_index)?, address })
         });
         found.map_err(|reason| format!("failed to get ifcanreach based interface: {reason}"))
@@ -221,21 +249,42 @@ impl<'a> Search<'a> {
 
     fn complete(&mut self, found: Choice<'a>) -> Found<ExternalInterface> {
         let Choice { link, address } = found;
-        let preferred = || usable_addresses(self.host, link.id.index).into_iter().next();
         let name = link.id.name.clone();
+        let v6 = self.options.has_ipv6.then(|| self.v6_of(link, address)).transpose()?;
+        let preferred = || usable_addresses(&self.host.v4(), link.id.index).into_iter().next();
         let missing = || format!("failed to find IPv4 address for interface {name}");
-        let address = address.or_else(preferred).ok_or_else(missing)?;
+        let address = address.and_then(Ipv4Addr::of).or_else(preferred).ok_or_else(missing)?;
         self.notes.push(format!("Using interface with name {name} and address {address}"));
         if link.mtu_bytes == 0 {
             return Err(format!("failed to determine MTU for {address} interface"));
         }
-        let public_address = self.public_ip.unwrap_or(address);
-        self.notes.push(match self.public_ip {
+        let public_address = self.options.public_ip.unwrap_or(address);
+        self.notes.push(match self.options.public_ip {
             Some(public) => format!("Using {public} as external address"),
             None => format!("Defaulting external address to interface address ({address})"),
         });
         let (index, mtu_bytes) = (link.id.index, link.mtu_bytes);
-        Ok(ExternalInterface { name, index, address, public_address, mtu_bytes })
+        Ok(ExternalInterface { name, index, address, public_address, v6, mtu_bytes })
+    }
+
+    /// The IPv6 addresses of `link`, which has `address`, if the search was for one.
+    fn v6_of(&mut self, link: &Link, address: Option<IpAddr>) -> Found<ExternalV6> {
+        let name = &link.id.name;
+        let preferred = || usable_addresses(&self.host.v6(), link.id.index).into_iter().next();
+        let missing = || {
+            format!(
+                "failed to find IPv6 address for interface {name}: both families go over one \
+                 interface, and a new address counts once no other host has it"
+            )
+        };
+        let address = address.and_then(Ipv6Addr::of).or_else(preferred).ok_or_else(missing)?;
+        self.notes.push(format!("Using IPv6 address {address} of interface {name}"));
+        let v6 = ExternalV6::of(address, self.options.public_ipv6);
+        self.notes.push(match self.options.public_ipv6 {
+            Some(public) => format!("Using {public} as external IPv6 address"),
+            None => format!("Defaulting external v6 address to interface address ({address})"),
+        });
+        Ok(v6)
     }
 
     /// What was found, in full; a miss goes to the notes.
@@ -248,20 +297,22 @@ impl<'a> Search<'a> {
 
 /// The addresses of an interface that a tunnel can use, best first: global before link-local,
 /// permanent before dynamic, primary before secondary, else in the kernel's order.
-/// Deprecated, loopback, multicast, broadcast and unspecified addresses are left out.
-fn usable_addresses(host: &Listing, interface_index: u32) -> Vec<Ipv4Addr> {
-    let is_usable = |owned: &&Address| {
-        let address = owned.address;
+/// Deprecated, loopback, multicast, broadcast and unspecified addresses are left out; of IPv6 also
+/// those that change from time to time, or that another host may have.
+pub(super) fn usable_addresses<A: KernelFamily>(
+    host: &listing::Found<'_, A>,
+    interface_index: u32,
+) -> Vec<A> {
+    let is_usable = |owned: &&Address<A>| {
         owned.interface_index == interface_index
             && !owned.is_deprecated
-            && !(address.is_loopback()
-                || address.is_multicast()
-                || address.is_broadcast()
-                || address.is_unspecified())
+            && !owned.is_in_doubt
+            && (!A::SECONDARY_CHANGES || !owned.is_secondary)
+            && owned.address.is_of_host()
     };
     let mut usable: Vec<_> = host.addresses.iter().filter(is_usable).collect();
     usable.sort_by_key(|owned| {
-        (owned.address.is_link_local(), Reverse(owned.is_permanent), owned.is_secondary)
+        (owned.address.is_of_link(), Reverse(owned.is_permanent), owned.is_secondary)
     });
     usable.into_iter().map(|owned| owned.address).collect()
 }
@@ -270,7 +321,7 @@ fn usable_addresses(host: &Listing, interface_index: u32) -> Vec<Ipv4Addr> {
 fn candidates(host: &Listing) -> String {
     let mut list = Vec::new();
     for link in &host.links {
-        let addresses = usable_addresses(host, link.id.index);
+        let addresses = usable_addresses(&host.v4(), link.id.index);
         if addresses.is_empty() {
             list.push(format!("{}:none", link.id.name));
         }

@@ -1,14 +1,14 @@
 //! The host's tables as the kernel lists them: what backends compare with what they want, what the
 //! external interface is chosen from, and what `weft check` looks at.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::host::netlink::{self, Result, routes};
-use crate::host::state::{Address, Link, Route};
-use crate::route::Prefix;
+use crate::host::state::{Address, KernelFamily, Link, Route};
+use crate::route::{IpAddress, Prefix};
 
 /// The tables, each in the kernel's order.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Listing {
     /// All links.
     pub links: Vec<Link>,
@@ -16,16 +16,46 @@ pub struct Listing {
     pub addresses: Vec<Address>,
     /// IPv4 routes of the main table: those that were asked for.
     pub routes: Vec<Route>,
+    /// All IPv6 addresses, if IPv6 was asked for.
+    pub addresses_v6: Vec<Address<Ipv6Addr>>,
+    /// IPv6 routes of the main table: those that were asked for.
+    pub routes_v6: Vec<Route<Ipv6Addr>>,
+}
+
+/// What was found of one family.
+#[derive(Debug, Clone, Copy)]
+pub struct Found<'a, A: IpAddress = Ipv4Addr> {
+    /// All links.
+    pub links: &'a [Link],
+    /// All addresses.
+    pub addresses: &'a [Address<A>],
+    /// The routes that were asked for.
+    pub routes: &'a [Route<A>],
 }
 
 impl Listing {
-    /// Lists now, with the routes into `networks`. Without any the table, which may be long, is not
-    /// read.
-    pub async fn read(networks: &[Prefix]) -> Result<Self> {
-        if networks.is_empty() {
-            return Self::without_routes().await;
+    /// Lists now, with the routes into `networks` and into those of IPv6, `v6`. Without any a
+    /// table, which may be long, is not read.
+    pub async fn read(networks: &[Prefix], v6: &[Prefix<Ipv6Addr>]) -> Result<Self> {
+        let mut host = Self::without_routes().await?;
+        if !networks.is_empty() {
+            host.routes = into(networks).await?;
         }
-        Self::with_routes(|to| networks.iter().any(|network| network.covers(to))).await
+        if !v6.is_empty() {
+            host.addresses_v6 = netlink::addresses().await?;
+            host.routes_v6 = into(v6).await?;
+        }
+        Ok(host)
+    }
+
+    /// IPv4.
+    pub fn v4(&self) -> Found<'_> {
+        Found { links: &self.links, addresses: &self.addresses, routes: &self.routes }
+    }
+
+    /// IPv6.
+    pub fn v6(&self) -> Found<'_, Ipv6Addr> {
+        Found { links: &self.links, addresses: &self.addresses_v6, routes: &self.routes_v6 }
     }
 
     /// Lists now, with the routes that are `wanted`.
@@ -42,6 +72,10 @@ impl Listing {
 
     async fn without_routes() -> Result<Self> {
         let (links, addresses) = (netlink::links().await?, netlink::addresses().await?);
-        Ok(Self { links, addresses, routes: Vec::new() })
+        Ok(Self { links, addresses, ..Self::default() })
     }
+}
+
+async fn into<A: KernelFamily>(networks: &[Prefix<A>]) -> Result<Vec<Route<A>>> {
+    routes::routes_to(|to| networks.iter().any(|network| network.covers(to))).await
 }

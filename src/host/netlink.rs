@@ -1,4 +1,4 @@
-//! The host's links, IPv4 addresses and IPv4 routes, read and edited over rtnetlink, in
+//! The host's links, addresses and routes, read and edited over rtnetlink, in
 //! the network namespace of the calling thread. The only owner of the netlink crates: one request
 //! per function, no policy, no retry of an edit.
 
@@ -11,7 +11,7 @@ pub mod neighbours;
 pub mod policies;
 pub mod routes;
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use futures_util::{StreamExt, stream};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
@@ -26,7 +26,7 @@ use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder};
 
-use crate::host::state::{Address, Link, LinkId, MacAddress, PathToHost, RouteSpec};
+use crate::host::state::{Address, KernelFamily, Link, LinkId, MacAddress, PathToHost, RouteSpec};
 use crate::route::Prefix;
 
 use self::exchange::{answer, socket};
@@ -80,11 +80,11 @@ pub async fn link_just_made(name: &str) -> Result<Link> {
     link_named(name).await?.ok_or(NetlinkError::Incomplete(operation, missing))
 }
 
-/// All IPv4 addresses, in the kernel's order.
-pub async fn addresses() -> Result<Vec<Address>> {
+/// All addresses of one family, in the kernel's order.
+pub async fn addresses<A: KernelFamily>() -> Result<Vec<Address<A>>> {
     let mut query = AddressMessage::default();
-    query.header.family = AddressFamily::Inet;
-    let answer = list("list IPv4 addresses", GetAddress(query)).await?;
+    query.header.family = decode::family::<A>();
+    let answer = list("list addresses", GetAddress(query)).await?;
     Ok(answer.iter().filter_map(decode::address).collect())
 }
 
@@ -160,8 +160,8 @@ pub async fn remove_link(link: &LinkId) -> Result {
     edit(format!("remove link {link}"), DelLink(message), 0).await
 }
 
-/// Gives a link one more IPv4 address.
-pub async fn add_address(link: &LinkId, address: Ipv4Addr, length_bits: u8) -> Result {
+/// Gives a link one more address.
+pub async fn add_address<A: KernelFamily>(link: &LinkId, address: A, length_bits: u8) -> Result {
     let operation = format!("add address {address}/{length_bits} to {link}");
     add(operation, NewAddress(address_message(link, address, length_bits))).await
 }
@@ -173,25 +173,25 @@ pub async fn settle_address(link: &LinkId, address: Ipv4Addr) -> Result {
     edit(operation, request, NLM_F_CREATE | NLM_F_REPLACE).await
 }
 
-/// Takes an IPv4 address from a link.
-pub async fn remove_address(link: &LinkId, address: Ipv4Addr, length_bits: u8) -> Result {
+/// Takes an address from a link.
+pub async fn remove_address<A: KernelFamily>(link: &LinkId, address: A, length_bits: u8) -> Result {
     let operation = format!("remove address {address}/{length_bits} from {link}");
     edit(operation, DelAddress(address_message(link, address, length_bits)), 0).await
 }
 
 /// Adds a route; refused if the main table has one of the same destination and metric.
-pub async fn add_route(route: &RouteSpec) -> Result {
+pub async fn add_route<A: KernelFamily>(route: &RouteSpec<A>) -> Result {
     add(format!("add route {route}"), NewRoute(decode::route_message(route))).await
 }
 
 /// Adds a route in place of the one of the same destination and metric, if there is one.
-pub async fn replace_route(route: &RouteSpec) -> Result {
+pub async fn replace_route<A: KernelFamily>(route: &RouteSpec<A>) -> Result {
     let request = NewRoute(decode::route_message(route));
     edit(format!("replace route {route}"), request, NLM_F_CREATE | NLM_F_REPLACE).await
 }
 
 /// Removes a route.
-pub async fn remove_route(route: &RouteSpec) -> Result {
+pub async fn remove_route<A: KernelFamily>(route: &RouteSpec<A>) -> Result {
     let mut message = decode::route_message(route);
     // Stands for any: the kernel would not find a route that somebody set with another one.
     message.header.scope = RouteScope::NoWhere;
@@ -199,13 +199,13 @@ pub async fn remove_route(route: &RouteSpec) -> Result {
 }
 
 /// Adds a route that drops what is for `destination`, behind any other route to it.
-pub async fn add_blackhole(destination: Prefix) -> Result {
+pub async fn add_blackhole<A: KernelFamily>(destination: Prefix<A>) -> Result {
     let message = decode::blackhole_message(destination, BLACKHOLE_METRIC);
     add(format!("add blackhole route {destination}"), NewRoute(message)).await
 }
 
 /// Removes a route that drops what is for `destination`.
-pub async fn remove_blackhole(destination: Prefix, metric: u32) -> Result {
+pub async fn remove_blackhole<A: KernelFamily>(destination: Prefix<A>, metric: u32) -> Result {
     let message = decode::blackhole_message(destination, metric);
     edit(format!("remove blackhole route {destination}"), DelRoute(message), 0).await
 }
@@ -254,9 +254,17 @@ fn link_query() -> LinkMessage {
     query
 }
 
-fn address_message(link: &LinkId, address: Ipv4Addr, length_bits: u8) -> AddressMessage {
-    let message = AddressMessageBuilder::<Ipv4Addr>::new().index(link.index);
-    message.address(address, length_bits).build()
+fn address_message<A: KernelFamily>(link: &LinkId, address: A, length_bits: u8) -> AddressMessage {
+    match address.into() {
+        IpAddr::V4(address) => {
+            let message = AddressMessageBuilder::<Ipv4Addr>::new().index(link.index);
+            message.address(address, length_bits).build()
+        }
+        IpAddr::V6(address) => {
+            let message = AddressMessageBuilder::<Ipv6Addr>::new().index(link.index);
+            message.address(address, length_bits).build()
+        }
+    }
 }
 
 /// The question behind `ip route get`.

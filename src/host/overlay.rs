@@ -90,13 +90,13 @@ impl OverlayDesired {
 
     /// Lists, and compares.
     async fn look(&self, imposed_mtu_bytes: Option<u16>) -> Result<(Listing, Diff), OverlayError> {
-        let listing = Listing::read(&self.networks()).await?;
+        let listing = Listing::read(&self.networks(), &[]).await?;
         let diff = self.compare(&listing, imposed_mtu_bytes)?;
         Ok((listing, diff))
     }
 
     fn compare(&self, listing: &Listing, imposed: Option<u16>) -> Result<Diff, OverlayError> {
-        let diff = self.tables(imposed).diff(listing, &[]);
+        let diff = self.tables(imposed).diff(&listing.v4(), &[]);
         diff.ok_or_else(|| OverlayError::DeviceGone(self.device.clone()))
     }
 

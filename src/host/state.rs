@@ -1,10 +1,10 @@
-//! What the kernel knows about links, IPv4 addresses and IPv4 routes, as plain values.
+//! What the kernel knows about links, addresses and routes, as plain values.
 //! Owns the vocabulary of `host`; must never perform I/O or name a netlink crate.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 
 /// A network interface as the kernel addresses it (`index`) and as people do (`name`).
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
@@ -52,21 +52,66 @@ impl Link {
     }
 }
 
-/// One IPv4 address of an interface.
+/// What the kernel does by family.
+pub trait KernelFamily: IpAddress {
+    /// The metric of a route for which nobody chose one.
+    const USUAL_METRIC: u32;
+    /// Whether what [`Address::is_secondary`] says is that the address changes from time to time.
+    const SECONDARY_CHANGES: bool;
+
+    /// Whether packets from and to one host may have it, another's or its own.
+    fn is_of_host(self) -> bool;
+
+    /// Whether it is of one link only.
+    fn is_of_link(self) -> bool;
+}
+
+impl KernelFamily for Ipv4Addr {
+    const USUAL_METRIC: u32 = 0;
+    const SECONDARY_CHANGES: bool = false;
+
+    fn is_of_host(self) -> bool {
+        !(self.is_loopback() || self.is_multicast() || self.is_broadcast() || self.is_unspecified())
+    }
+
+    fn is_of_link(self) -> bool {
+        self.is_link_local()
+    }
+}
+
+impl KernelFamily for Ipv6Addr {
+    /// `IP6_RT_PRIO_USER` (include/net/ip6_route.h): the kernel takes 0 for "not given".
+    const USUAL_METRIC: u32 = 1024;
+    const SECONDARY_CHANGES: bool = true;
+
+    fn is_of_host(self) -> bool {
+        !(self.is_loopback() || self.is_multicast() || self.is_unspecified())
+    }
+
+    fn is_of_link(self) -> bool {
+        self.is_unicast_link_local()
+    }
+}
+
+/// One address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Address {
+pub struct Address<A: IpAddress = Ipv4Addr> {
     /// Index of the interface that owns it.
     pub interface_index: u32,
     /// The interface's own address (`IFA_LOCAL`), never the far end of a point-to-point link.
-    pub address: Ipv4Addr,
-    /// Length of the on-link prefix, 0…32.
+    pub address: A,
+    /// Length of the on-link prefix, 0…32 or 0…128.
     pub prefix_length_bits: u8,
     /// No lifetime is running (`IFA_F_PERMANENT`); an address of DHCP is not.
     pub is_permanent: bool,
     /// Its preferred lifetime is over (`IFA_F_DEPRECATED`): not for new connections.
     pub is_deprecated: bool,
-    /// A later address of a subnet that the interface already had (`IFA_F_SECONDARY`).
+    /// A later address of a subnet that the interface already had (`IFA_F_SECONDARY`); of IPv6, one
+    /// that is changed from time to time (`IFA_F_TEMPORARY`, the same bit).
     pub is_secondary: bool,
+    /// Nobody may use it, or not yet: another host may have it (`IFA_F_TENTATIVE`,
+    /// `IFA_F_DADFAILED`).
+    pub is_in_doubt: bool,
 }
 
 /// One way that a route leaves the host.
@@ -107,12 +152,12 @@ impl RouteProtocol {
     pub const WEFT: Self = Self(119);
 }
 
-/// One IPv4 route of the main table.
+/// One route of the main table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Route {
-    /// The prefix it is for; `0.0.0.0/0` for a default route.
-    pub destination: Prefix,
-    /// Its priority, lower wins; 0 unless somebody chose one.
+pub struct Route<A: IpAddress = Ipv4Addr> {
+    /// The prefix it is for; `0.0.0.0/0` or `::/0` for a default route.
+    pub destination: Prefix<A>,
+    /// Its priority, lower wins; [`KernelFamily::USUAL_METRIC`] unless somebody chose one.
     pub metric: u32,
     /// What it does with a packet.
     pub kind: RouteKind,
@@ -126,20 +171,19 @@ pub struct Route {
     pub next_hops: Vec<NextHop>,
 }
 
-impl Route {
+impl<A: KernelFamily> Route<A> {
     /// The main table has one place for each destination, type of service and metric. Whether this
     /// route has the one that weftd's routes take.
     pub fn is_in_our_place(&self) -> bool {
-        self.metric == 0 && self.type_of_service == 0
+        self.metric == A::USUAL_METRIC && self.type_of_service == 0
     }
 
     /// What names this route for its removal. One of several ways or of none is not ours.
-    pub fn removal(&self) -> Option<RouteSpec> {
+    pub fn removal(&self) -> Option<RouteSpec<A>> {
         let [hop] = self.next_hops.as_slice() else { return None };
         let gateway = match hop.gateway {
             None => None,
-            Some(IpAddr::V4(gateway)) => Some(gateway),
-            Some(IpAddr::V6(_)) => return None,
+            Some(gateway) => Some(A::of(gateway)?),
         };
         let index = hop.interface_index;
         let interface = LinkId { index, name: format!("if{index}") };
@@ -151,13 +195,13 @@ impl Route {
 
 /// A route to set or to remove: one way out, main table, any type of service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RouteSpec {
+pub struct RouteSpec<A: IpAddress = Ipv4Addr> {
     /// The prefix it is for.
-    pub destination: Prefix,
+    pub destination: Prefix<A>,
     /// The outgoing interface.
     pub interface: LinkId,
     /// The router, `None` when the destination is on the link itself.
-    pub gateway: Option<Ipv4Addr>,
+    pub gateway: Option<A>,
     /// Its priority, lower wins.
     pub metric: u32,
     /// Who claims it.
@@ -168,15 +212,15 @@ pub struct RouteSpec {
     pub mtu_bytes: Option<u32>,
 }
 
-impl RouteSpec {
-    /// A route with flannel's attributes that leads all of `destination` into a device. Without a
-    /// metric, which is the strongest.
-    pub fn into_device(destination: Prefix, interface: LinkId) -> Self {
+impl<A: KernelFamily> RouteSpec<A> {
+    /// A route with flannel's attributes that leads all of `destination` into a device. With the
+    /// usual metric, which for IPv4 is the strongest.
+    pub fn into_device(destination: Prefix<A>, interface: LinkId) -> Self {
         Self {
             destination,
             interface,
             gateway: None,
-            metric: 0,
+            metric: A::USUAL_METRIC,
             protocol: RouteProtocol::BOOT,
             is_onlink: false,
             mtu_bytes: None,
@@ -184,12 +228,13 @@ impl RouteSpec {
     }
 }
 
-impl fmt::Display for RouteSpec {
+impl<A: KernelFamily> fmt::Display for RouteSpec<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { destination, interface, metric, .. } = self;
         let via = self.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
         let onlink = if self.is_onlink { " onlink" } else { "" };
-        let metric = if *metric == 0 { String::new() } else { format!(" metric {metric}") };
+        let metric =
+            if *metric == A::USUAL_METRIC { String::new() } else { format!(" metric {metric}") };
         let mtu = self.mtu_bytes.map(|bytes| format!(" mtu {bytes}")).unwrap_or_default();
         write!(f, "{destination}{via} dev {}{onlink}{metric}{mtu}", interface.name)
     }

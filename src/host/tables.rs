@@ -6,40 +6,37 @@ pub mod edit;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
-use crate::host::listing::Listing;
+use crate::host::listing::Found;
 use crate::host::state::{
-    Address, EntryTable, Link, LinkEntry, LinkId, MacAddress, Route, RouteKind, RouteProtocol,
-    RouteSpec,
+    Address, EntryTable, KernelFamily, Link, LinkEntry, LinkId, MacAddress, Route, RouteKind,
+    RouteProtocol, RouteSpec,
 };
-use crate::route::Prefix;
-
-/// The overlay address is a single host: no broadcast address, no on-link route.
-const HOST_LENGTH_BITS: u8 = 32;
+use crate::route::{IpAddress, Prefix};
 
 /// What leads to each part of the overlay.
-pub type Ways = BTreeMap<Prefix, Way>;
+pub type Ways<A = Ipv4Addr> = BTreeMap<Prefix<A>, Way<A>>;
 
 /// What the tables must be.
-#[derive(Debug, Clone, Default)]
-pub struct Desired {
+#[derive(Debug, Clone)]
+pub struct Desired<A: IpAddress = Ipv4Addr> {
     /// The overlay's own device, if it has one.
-    pub device: Option<Device>,
+    pub device: Option<Device<A>>,
     /// Where addresses and routes of ours may be: the overlay, and the one of an earlier run.
-    pub networks: Vec<Prefix>,
+    pub networks: Vec<Prefix<A>>,
     /// What leads to each part of it.
-    pub ways: Ways,
+    pub ways: Ways<A>,
 }
 
 /// The overlay's own device as it must be.
 #[derive(Debug, Clone)]
-pub struct Device {
+pub struct Device<A: IpAddress = Ipv4Addr> {
     /// By index; the name is for people.
     pub link: LinkId,
-    /// The network address of the own subnet, set as a /32: the source of traffic from the host
-    /// itself.
-    pub address: Ipv4Addr,
+    /// The network address of the own subnet, set as that of one host: the source of traffic from
+    /// the host itself.
+    pub address: A,
     /// Its hardware address, if it matters.
     pub mac: Option<MacAddress>,
     /// The MTU to give it, in bytes; nothing where an operator's own is respected.
@@ -50,18 +47,18 @@ pub struct Device {
 
 /// The way to one part of the overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Way {
-    /// Of metric 0.
-    pub route: RouteSpec,
+pub struct Way<A: IpAddress = Ipv4Addr> {
+    /// Of the usual metric.
+    pub route: RouteSpec<A>,
     /// What the device of the route must know for it.
     pub entries: Vec<LinkEntry>,
     /// Whether somebody else's route in the place of this one is left there.
     pub yields: bool,
 }
 
-impl Way {
+impl<A: KernelFamily> Way<A> {
     /// The way to `subnet` by its `host`, over an interface without a router or a tunnel.
-    pub fn direct(subnet: Prefix, host: Ipv4Addr, interface: LinkId) -> Self {
+    pub fn direct(subnet: Prefix<A>, host: A, interface: LinkId) -> Self {
         let route = RouteSpec {
             gateway: Some(host),
             protocol: RouteProtocol::WEFT,
@@ -69,7 +66,9 @@ impl Way {
         };
         Self { route, entries: Vec::new(), yields: false }
     }
+}
 
+impl Way {
     /// The way to `subnet` through the VXLAN device `interface`, whose other end at `host` has the
     /// hardware address `mac`. The device marks the route as ours, so its protocol is flannel's.
     pub fn tunnelled(subnet: Prefix, host: Ipv4Addr, interface: LinkId, mac: MacAddress) -> Self {
@@ -88,31 +87,31 @@ impl Way {
 
 /// One edit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Edit {
+pub enum Edit<A: IpAddress = Ipv4Addr> {
     /// Sets the hardware address of a device.
     SetMac(LinkId, MacAddress),
     /// Sets its MTU, in bytes.
     SetMtu(LinkId, u32),
-    /// Gives it the overlay address as a /32.
-    AddAddress(LinkId, Ipv4Addr),
+    /// Gives it the overlay address as that of one host.
+    AddAddress(LinkId, A),
     /// Removes another address of the overlay network.
-    RemoveAddress(LinkId, Address),
+    RemoveAddress(LinkId, Address<A>),
     /// Switches it on.
     SetUp(LinkId),
     /// Sets what a way lacks.
-    Set(Step),
+    Set(Step<A>),
     /// Removes a route.
-    RemoveRoute(RouteSpec),
+    RemoveRoute(RouteSpec<A>),
     /// Removes an entry of a link.
     RemoveEntry(LinkId, LinkEntry),
 }
 
-impl fmt::Display for Edit {
+impl<A: KernelFamily> fmt::Display for Edit<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SetMac(_, mac) => write!(f, "hardware address {mac} set"),
             Self::SetMtu(_, bytes) => write!(f, "MTU {bytes} set"),
-            Self::AddAddress(_, address) => write!(f, "address {address}/{HOST_LENGTH_BITS} added"),
+            Self::AddAddress(_, address) => write!(f, "address {address}/{} added", A::BITS),
             Self::RemoveAddress(_, Address { address, prefix_length_bits, .. }) => {
                 write!(f, "address {address}/{prefix_length_bits} removed")
             }
@@ -128,37 +127,44 @@ impl fmt::Display for Edit {
 /// What a way lacks. The entries are set first: a route without its gateway would blackhole packets
 /// that another route might take.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct Step<A: IpAddress = Ipv4Addr> {
     /// Where the way leads.
-    pub destination: Prefix,
+    pub destination: Prefix<A>,
     /// The link of the entries.
     pub link: LinkId,
     /// The entries that are missing.
     pub entries: Vec<LinkEntry>,
     /// The route, if it is missing or different.
-    pub route: Option<RouteSpec>,
+    pub route: Option<RouteSpec<A>>,
     /// Whether the route takes the place of whatever is there.
     pub replaces: bool,
 }
 
 /// All edits, and what is to be told.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Diff {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diff<A: IpAddress = Ipv4Addr> {
     /// Those of the device, in the order that the kernel accepts.
-    pub device: Vec<Edit>,
+    pub device: Vec<Edit<A>>,
     /// What is set, in any order, after those.
-    pub sets: Vec<Edit>,
+    pub sets: Vec<Edit<A>>,
     /// What is removed, in any order, at the end.
-    pub removals: Vec<Edit>,
+    pub removals: Vec<Edit<A>>,
     /// Routes of somebody else's that win over ours.
-    pub foreign_routes: Vec<Route>,
+    pub foreign_routes: Vec<Route<A>>,
 }
 
-impl Desired {
+impl<A: IpAddress> Default for Diff<A> {
+    fn default() -> Self {
+        let (device, sets, removals, foreign_routes) = Default::default();
+        Self { device, sets, removals, foreign_routes }
+    }
+}
+
+impl<A: KernelFamily> Desired<A> {
     /// Whether `route` is ours to remove: by weftd's mark, whichever backend set it, or into a
     /// device that is ours alone.
-    pub fn owns(&self, route: &Route) -> bool {
-        let into_own = |device: &Device| {
+    pub fn owns(&self, route: &Route<A>) -> bool {
+        let into_own = |device: &Device<A>| {
             device.is_ours_alone
                 && route.next_hops.iter().any(|hop| hop.interface_index == device.link.index)
         };
@@ -166,45 +172,46 @@ impl Desired {
             && self.networks.iter().any(|network| network.covers(route.destination))
     }
 
-    /// The difference to the kernel's `listing` and the `entries` of the device; `None` if the
-    /// device is gone. Other routes than ours are left alone, unless they have the place of one
-    /// that does not yield: the main table has one place for each destination, type of service and
-    /// metric.
-    pub fn diff(&self, listing: &Listing, entries: &[LinkEntry]) -> Option<Diff> {
+    /// The difference to what was `found` in the kernel and to the `entries` of the device; `None`
+    /// if the device is gone. Other routes than ours are left alone, unless they have the place of
+    /// one that does not yield: the main table has one place for each destination, type of service
+    /// and metric.
+    pub fn diff(&self, found: &Found<'_, A>, entries: &[LinkEntry]) -> Option<Diff<A>> {
         let mut diff = Diff::default();
         let mut device_mtu_bytes = u32::MAX;
         if let Some(device) = &self.device {
-            let link = listing.links.iter().find(|link| link.id.index == device.link.index)?;
-            diff.device = self.diff_device(device, link, &listing.addresses);
+            let link = found.links.iter().find(|link| link.id.index == device.link.index)?;
+            diff.device = self.diff_device(device, link, found.addresses);
             device_mtu_bytes = device.mtu_bytes.unwrap_or(link.mtu_bytes);
         }
-        let mut in_place: BTreeMap<Prefix, &Route> = BTreeMap::new();
-        for route in listing.routes.iter().filter(|route| route.is_in_our_place()) {
+        let mut in_place: BTreeMap<Prefix<A>, &Route<A>> = BTreeMap::new();
+        for route in found.routes.iter().filter(|route| route.is_in_our_place()) {
             // The first of a destination is the one that the kernel replaces.
             in_place.entry(route.destination).or_insert(route);
         }
         let known = BTreeSet::from_iter(entries);
         for (destination, way) in &self.ways {
             let route = way.route_below(device_mtu_bytes);
-            let found = in_place.get(destination);
-            let stays = |found: &Route| is_same(&route, found) || way.yields && !self.owns(found);
+            let there = in_place.get(destination);
+            let stays =
+                |found: &Route<A>| is_same(&route, found) || way.yields && !self.owns(found);
             let is_missing = |entry: &&LinkEntry| !known.contains(*entry);
             let step = Step {
                 destination: *destination,
                 link: route.interface.clone(),
                 entries: way.entries.iter().filter(is_missing).copied().collect(),
-                replaces: !way.yields || found.is_some(),
-                route: (!found.is_some_and(|found| stays(found))).then_some(route),
+                replaces: !way.yields || there.is_some(),
+                route: (!there.is_some_and(|found| stays(found))).then_some(route),
             };
             if step.route.is_some() || !step.entries.is_empty() {
                 diff.sets.push(Edit::Set(step));
             }
         }
-        let is_replaced = |route: &Route| {
+        let is_replaced = |route: &Route<A>| {
             self.ways.contains_key(&route.destination)
                 && in_place.get(&route.destination) == Some(&route)
         };
-        let stale = listing.routes.iter().filter(|route| self.owns(route) && !is_replaced(route));
+        let stale = found.routes.iter().filter(|route| self.owns(route) && !is_replaced(route));
         diff.removals.extend(stale.filter_map(Route::removal).map(Edit::RemoveRoute));
         if let Some(Device { link, .. }) = &self.device {
             // Setting an entry replaces the one of its key; removing the old one by that key would
@@ -214,11 +221,11 @@ impl Desired {
             let stale = entries.iter().filter(|entry| !wanted.contains(&key(entry)));
             diff.removals.extend(stale.map(|entry| Edit::RemoveEntry(link.clone(), *entry)));
         }
-        let is_foreign = |route: &&Route| {
+        let is_foreign = |route: &&Route<A>| {
             let way = self.ways.get(&route.destination).filter(|way| way.yields);
             way.is_some_and(|way| !way.has_interface_of(route) && wins(route) && !self.owns(route))
         };
-        diff.foreign_routes = listing.routes.iter().filter(is_foreign).cloned().collect();
+        diff.foreign_routes = found.routes.iter().filter(is_foreign).cloned().collect();
         Some(diff)
     }
 
@@ -226,7 +233,12 @@ impl Desired {
     /// with its last address, and the link goes up before the routes, which a link that is down
     /// refuses. Addresses outside the networks are left alone: they cannot become the source of
     /// overlay traffic, while one inside would be a source that peers have no lease for.
-    fn diff_device(&self, device: &Device, link: &Link, addresses: &[Address]) -> Vec<Edit> {
+    fn diff_device(
+        &self,
+        device: &Device<A>,
+        link: &Link,
+        addresses: &[Address<A>],
+    ) -> Vec<Edit<A>> {
         let (mut edits, id) = (Vec::new(), || device.link.clone());
         let mac = device.mac.filter(|mac| link.mac != Some(*mac));
         edits.extend(mac.map(|mac| Edit::SetMac(id(), mac)));
@@ -234,13 +246,13 @@ impl Desired {
         edits.extend(mtu_bytes.map(|bytes| Edit::SetMtu(id(), bytes)));
         let owned = addresses.iter().filter(|owned| owned.interface_index == link.id.index);
         let (wanted, others): (Vec<_>, Vec<_>) = owned.partition(|owned| {
-            owned.address == device.address && owned.prefix_length_bits == HOST_LENGTH_BITS
+            owned.address == device.address && owned.prefix_length_bits == A::BITS
         });
         if wanted.is_empty() {
             edits.push(Edit::AddAddress(id(), device.address));
         }
         let is_inside =
-            |owned: &&Address| self.networks.iter().any(|it| it.contains(owned.address));
+            |owned: &&Address<A>| self.networks.iter().any(|it| it.contains(owned.address));
         let inside = others.into_iter().filter(is_inside);
         edits.extend(inside.map(|owned| Edit::RemoveAddress(id(), *owned)));
         if !link.is_up {
@@ -250,14 +262,14 @@ impl Desired {
     }
 }
 
-impl Way {
+impl<A: KernelFamily> Way<A> {
     /// The MTU of a route counts more than that of its device, which may be set by hand.
-    fn route_below(&self, device_mtu_bytes: u32) -> RouteSpec {
+    fn route_below(&self, device_mtu_bytes: u32) -> RouteSpec<A> {
         let mtu_bytes = self.route.mtu_bytes.map(|bytes| bytes.min(device_mtu_bytes));
         RouteSpec { mtu_bytes, ..self.route.clone() }
     }
 
-    fn has_interface_of(&self, found: &Route) -> bool {
+    fn has_interface_of(&self, found: &Route<A>) -> bool {
         let [hop] = found.next_hops.as_slice() else { return false };
         found.kind == RouteKind::UNICAST && hop.interface_index == self.route.interface.index
     }
@@ -274,16 +286,16 @@ fn key(entry: &LinkEntry) -> (Option<Ipv4Addr>, Option<MacAddress>) {
 /// Whether a route takes packets that ours would have. Of one destination the kernel takes the
 /// routes of the packet's type of service first, then those of any; among them the lowest metric
 /// (`fib_table_lookup`, net/ipv4/fib_trie.c), than which ours is not higher.
-fn wins(route: &Route) -> bool {
-    route.type_of_service != 0 || route.metric == 0
+fn wins<A: KernelFamily>(route: &Route<A>) -> bool {
+    route.type_of_service != 0 || route.metric <= A::USUAL_METRIC
 }
 
-fn is_same(wanted: &RouteSpec, found: &Route) -> bool {
+fn is_same<A: KernelFamily>(wanted: &RouteSpec<A>, found: &Route<A>) -> bool {
     let [hop] = found.next_hops.as_slice() else { return false };
     found.kind == RouteKind::UNICAST
         && found.protocol == wanted.protocol
         && hop.interface_index == wanted.interface.index
-        && hop.gateway == wanted.gateway.map(IpAddr::V4)
+        && hop.gateway == wanted.gateway.map(Into::into)
         && (wanted.mtu_bytes.is_none() || found.mtu_bytes == wanted.mtu_bytes)
 }
 

@@ -6,7 +6,7 @@ mod publish;
 mod source_ports;
 mod table;
 
-pub use prefix::{Address, Prefix, PrefixError};
+pub use prefix::{IpAddress, Prefix, PrefixError};
 pub use prefixes::Prefixes;
 pub use publish::{HostSet, Place, Published, Reader};
 pub use source_ports::{SOURCE_PORTS, first_source_port, is_tunnel_source};

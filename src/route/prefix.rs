@@ -3,13 +3,13 @@
 
 use std::fmt;
 use std::hash::Hash;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::{BitAnd, BitOr, Not};
 use std::str::FromStr;
 
 /// An address of one of the two families, which stands for its family where code is generic.
-pub trait Address:
-    sealed::Sealed + Copy + Ord + Hash + fmt::Debug + fmt::Display + FromStr
+pub trait IpAddress:
+    sealed::Sealed + Copy + Ord + Hash + fmt::Debug + fmt::Display + FromStr + Into<IpAddr>
 {
     /// The address as an integer in host order.
     type Bits: Copy
@@ -24,6 +24,9 @@ pub trait Address:
     const BITS: u8;
     /// What a prefix of the family is called and looks like.
     const PREFIX: &'static str;
+
+    /// The address, if it is of this family.
+    fn of(address: IpAddr) -> Option<Self>;
 
     /// The address as an integer.
     fn bits(self) -> Self::Bits;
@@ -46,12 +49,16 @@ mod sealed {
 
 /// A family by its address, the integer of the same size, and what a prefix of it is.
 macro_rules! family {
-    ($address:ty, $bits:ty, $prefix:literal) => {
-        impl Address for $address {
+    ($address:ty, $family:ident, $bits:ty, $prefix:literal) => {
+        impl IpAddress for $address {
             type Bits = $bits;
 
             const BITS: u8 = <$bits>::BITS as u8;
             const PREFIX: &'static str = $prefix;
+
+            fn of(address: IpAddr) -> Option<Self> {
+                if let IpAddr::$family(address) = address { Some(address) } else { None }
+            }
 
             #[inline]
             fn bits(self) -> $bits {
@@ -76,14 +83,14 @@ macro_rules! family {
     };
 }
 
-family!(Ipv4Addr, u32, "an IPv4 prefix such as 10.5.0.0/16");
-family!(Ipv6Addr, u128, "an IPv6 prefix such as fd00:5::/48");
+family!(Ipv4Addr, V4, u32, "an IPv4 prefix such as 10.5.0.0/16");
+family!(Ipv6Addr, V6, u128, "an IPv6 prefix such as fd00:5::/48");
 
 /// A network of one family.
 ///
 /// INVARIANT: `length_bits <= A::BITS`, and every bit of `network` beyond `length_bits` is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Prefix<A: Address = Ipv4Addr> {
+pub struct Prefix<A: IpAddress = Ipv4Addr> {
     network: A::Bits,
     length_bits: u8,
 }
@@ -98,7 +105,7 @@ pub struct PrefixError {
     expected: &'static str,
 }
 
-impl<A: Address> Prefix<A> {
+impl<A: IpAddress> Prefix<A> {
     /// The prefix of `length_bits` that holds `address`; `None` if no address has so many.
     pub fn new(address: A, length_bits: u8) -> Option<Self> {
         let network = |mask| Self { network: address.bits() & mask, length_bits };
@@ -184,13 +191,13 @@ impl<A: Address> Prefix<A> {
     }
 }
 
-impl<A: Address> fmt::Display for Prefix<A> {
+impl<A: IpAddress> fmt::Display for Prefix<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.network(), self.length_bits)
     }
 }
 
-impl<A: Address> FromStr for Prefix<A> {
+impl<A: IpAddress> FromStr for Prefix<A> {
     type Err = PrefixError;
 
     /// Reads `10.5.34.7/24`; host bits are masked off, as flannel does.

@@ -18,10 +18,10 @@ use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::filters::FilterPlace;
 use crate::host::netlink::{self, NetlinkError, routes};
 use crate::host::node_lock::{NodeLock, NodeLockError};
-use crate::host::state::{Link, Route, RouteKind, RouteProtocol};
+use crate::host::state::{KernelFamily, Link, Route, RouteKind, RouteProtocol};
 use crate::netfilter::guard_keeper::remove_guards;
 use crate::netfilter::reconciler::Flavour;
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 use crate::tool::ask::wait_for;
 
 /// What was done, line by line.
@@ -107,12 +107,9 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
     for link in links.iter().filter(|link| is_vxlan(link) || is_of_a_pair(link, &links)) {
         account.take(&link.id, netlink::remove_link(&link.id).await.map(|()| true));
     }
-    let network = Previous::read(subnet_file).unwrap_or_default().network();
-    let in_network = |prefix| network.is_some_and(|network: Prefix| network.covers(prefix));
-    for route in routes::routes_to(|_| true).await.context("cannot list routes")? {
-        let removed = remove_route(&route, in_network).await;
-        account.take(format!("the route to {}", route.destination), removed);
-    }
+    let networks = Previous::read(subnet_file).unwrap_or_default().networks;
+    remove_routes(networks.and_then(Prefixes::v4), account).await?;
+    remove_routes(networks.and_then(Prefixes::v6), account).await?;
     for flavour in [Flavour::Nftables, Flavour::Iptables] {
         account.take(format!("the rules of {}", flavour.name()), flavour.remove_rules().await);
     }
@@ -135,13 +132,25 @@ fn is_of_a_pair(link: &Link, links: &[Link]) -> bool {
         && links.iter().all(|found| found.id.name != tun)
 }
 
+async fn remove_routes<A: KernelFamily>(
+    network: Option<Prefix<A>>,
+    account: &mut Account,
+) -> anyhow::Result<()> {
+    for route in routes::routes_to(|_| true).await.context("cannot list routes")? {
+        let removed = remove_route(&route, network).await;
+        account.take(format!("the route to {}", route.destination), removed);
+    }
+    Ok(())
+}
+
 /// Removes a route that flanneld or weftd has set: with weftd's own mark, through a host to a
 /// subnet of the network, or a blackhole in it.
-async fn remove_route(
-    route: &Route,
-    in_network: impl Fn(Prefix) -> bool,
+async fn remove_route<A: KernelFamily>(
+    route: &Route<A>,
+    network: Option<Prefix<A>>,
 ) -> Result<bool, NetlinkError> {
-    let is_flannels = route.protocol == RouteProtocol::BOOT && in_network(route.destination);
+    let is_inside = network.is_some_and(|network| network.covers(route.destination));
+    let is_flannels = route.protocol == RouteProtocol::BOOT && is_inside;
     if route.kind == RouteKind::BLACKHOLE && is_flannels {
         netlink::remove_blackhole(route.destination, route.metric).await?;
         return Ok(true);

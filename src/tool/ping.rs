@@ -87,7 +87,7 @@ pub(super) fn run(
     for some in meant.chunks(PEERS_AT_ONCE) {
         let mut legs: Vec<_> = some.iter().map(|peer| legs(peer, kind, lease, pod)).collect();
         echo::ping(&mut legs, gateway)?;
-        let own = wait_for(netlink::addresses())?.unwrap_or_default();
+        let own = wait_for(netlink::addresses::<Ipv4Addr>())?.unwrap_or_default();
         for target in legs.iter_mut().flatten().filter(|it| it.leg == Leg::Host) {
             if own.iter().any(|it| it.address == target.address) {
                 target.is_own();

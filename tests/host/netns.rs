@@ -181,7 +181,7 @@ fn edit_errors_name_operation_and_object() {
         assert!(netlink::add_route(&route).await.unwrap_err().is_already_there());
         route.gateway = Some(Ipv4Addr::new(192, 0, 2, 3));
         netlink::replace_route(&route).await.unwrap();
-        let read = routes::routes_to(|_| true).await.unwrap();
+        let read = routes::routes_to::<Ipv4Addr>(|_| true).await.unwrap();
         let read: Vec<_> = read.iter().filter(|r| r.destination == route.destination).collect();
         assert_eq!(read.len(), 1);
         assert_eq!(read[0].next_hops[0].gateway, Some("192.0.2.3".parse().unwrap()));
@@ -214,7 +214,7 @@ fn routes_elsewhere_are_neither_listed_nor_news() {
     let namespace = Namespace::with_links();
     let own: Prefix = "10.5.0.0/16".parse().unwrap();
     namespace.enter(|| async {
-        let all = routes::routes_to(|_| true).await.unwrap();
+        let all = routes::routes_to::<Ipv4Addr>(|_| true).await.unwrap();
         assert_eq!(all, [], "a namespace whose main table is not there yet");
         namespace.ip("address add 192.0.2.2/24 dev eth0");
         for number in 0..200 {
@@ -226,9 +226,13 @@ fn routes_elsewhere_are_neither_listed_nor_news() {
         let found = routes::routes_to(|to| own.covers(to)).await.unwrap();
         let metrics: Vec<_> = found.iter().map(|route| route.metric).collect();
         assert_eq!(metrics, [0, 5], "of one destination the one that wins comes first: {found:?}");
-        assert_eq!(routes::routes_to(|_| true).await.unwrap().len(), 203, "one is the link's");
+        assert_eq!(
+            routes::routes_to::<Ipv4Addr>(|_| true).await.unwrap().len(),
+            203,
+            "one is the link's"
+        );
 
-        let mut events = Events::subscribe().unwrap().only_about(&[own]);
+        let mut events = Events::subscribe(false).unwrap().only_about(&[own], &[]);
         while tokio::time::timeout(QUIET, events.changed()).await.is_ok() {}
         for number in 0..20 {
             namespace.ip(&format!("route del 10.7.{number}.0/24"));
@@ -250,7 +254,7 @@ fn burst_of_edits_is_one_event() {
     const SOON: Duration = Duration::from_millis(500);
     let namespace = Namespace::with_links();
     namespace.enter(|| async {
-        let mut events = Events::subscribe().unwrap();
+        let mut events = Events::subscribe(false).unwrap();
         while tokio::time::timeout(QUIET, events.changed()).await.is_ok() {}
         for command in [
             "address add 192.0.2.2/24 dev eth0",
@@ -316,6 +320,7 @@ async fn follower() -> HostFollower {
         interface,
         follow_address,
         networks,
+        networks_v6: Vec::new(),
         all_route_events,
         period,
     })
@@ -335,7 +340,7 @@ async fn hold(host: &mut HostFollower, overlay: &mut Overlay) -> OverlayError {
 }
 
 async fn reconcile(overlay: &mut Overlay) -> Vec<String> {
-    let listing = Listing::read(&[overlay.desired.network]).await.unwrap();
+    let listing = Listing::read(&[overlay.desired.network], &[]).await.unwrap();
     overlay.reconcile(&listing).await.unwrap()
 }
 

@@ -9,26 +9,26 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 508, 4340),
-    ("backend", 5879, 59114),
+    (".", 508, 4345),
+    ("backend", 5961, 60218),
     ("bin", 15, 144),
-    ("config", 1742, 17912),
-    ("daemon", 3528, 36212),
+    ("config", 1756, 18036),
+    ("daemon", 3534, 36282),
     ("control", 5577, 55737),
     ("device", 482, 5189),
     ("engine", 1846, 17245),
     ("fast_path", 571, 5164),
     ("forward", 664, 6067),
-    ("host", 2542, 26544),
+    ("host", 2715, 28767),
     ("netfilter", 1083, 10828),
     ("offload", 769, 7187),
     ("packet", 685, 6871),
     ("rights", 55, 575),
-    ("route", 414, 4190),
+    ("route", 418, 4252),
     ("stats", 249, 2205),
     ("status", 547, 3820),
     ("sys", 1131, 12036),
-    ("tool", 5089, 54536),
+    ("tool", 5097, 54623),
 ];
 
 /// Lines and tokens.

@@ -73,7 +73,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["udp/kernel_plane/placement", "udp/tun_device"],
             &["host_gw", "extension/hosts", "vxlan/owner"],
             &["udp/fallback", "udp/peers", "udp/team"],
-            &["extension", "kernel_health", "vxlan", "udp/open", "udp/prober"],
+            &["extension", "kernel_health", "kernel_tables", "vxlan", "udp/open", "udp/prober"],
             &["kernel", "udp/kernel_plane"],
             &["udp/tunnel"],
             &["udp"],

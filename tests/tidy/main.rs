@@ -34,11 +34,12 @@ const MAP: &[(&str, &[&str])] = &[
         "engine",
         &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats", "words"],
     ),
-    ("config", &["backend_kind", "route::Address", "route::Prefix", "status", "words"]),
+    ("config", &["backend_kind", "route::IpAddress", "route::Prefix", "status", "words"]),
     (
         "host",
         &[
             "backend_kind",
+            "route::IpAddress",
             "route::Prefix",
             "failure",
             "config::options",
@@ -52,7 +53,7 @@ const MAP: &[(&str, &[&str])] = &[
         "control",
         &[
             "backend_kind",
-            "route::Address",
+            "route::IpAddress",
             "route::Prefix",
             "failure",
             "config",

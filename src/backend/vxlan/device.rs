@@ -105,6 +105,7 @@ mod tests {
             index: 2,
             address,
             public_address: address,
+            v6: None,
             mtu_bytes: 1500,
         }
     }

@@ -222,6 +222,12 @@ fn interface_options() {
     assert_eq!(options.interface.regexes[0].as_str(), "^eth");
     assert_eq!(options.interface.can_reach.unwrap().to_string(), "2001:db8::1");
     assert_eq!(options.interface.public_ip.unwrap().to_string(), "198.51.100.7");
+    let public_ipv6 = |text: &str| run(&[&format!("--public-ipv6={text}")]).interface.public_ipv6;
+    assert_eq!(public_ipv6("2001:db8::1"), "2001:db8::1".parse().ok());
+    assert_eq!(public_ipv6(""), None);
+    for address in ["192.0.2.1", "::", "::1", "ff02::1", "::ffff:192.0.2.1", "x"] {
+        assert_refused(&[&format!("--public-ipv6={address}")], "invalid public IPv6 address");
+    }
     let mapped = run(&["--public-ip=::ffff:198.51.100.7"]);
     assert_eq!(mapped.interface.public_ip, options.interface.public_ip);
     let texts = ["x", "2001:db8::1", "1.2.3", "1.2.3.4/24", "01.2.3.4"];
@@ -250,15 +256,13 @@ fn health_is_off_at_port_zero() {
 
 #[test]
 fn unbuilt_features_refuse_and_name_what_is_missing() {
-    for (word, flag) in [
-        ("--public-ipv6=2001:db8::1", "--public-ipv6"),
-        ("--vmodule=a=1", "--vmodule"),
-        ("--log_backtrace_at=a.go:1", "--log_backtrace_at"),
-    ] {
+    for (word, flag) in
+        [("--vmodule=a=1", "--vmodule"), ("--log_backtrace_at=a.go:1", "--log_backtrace_at")]
+    {
         assert_refused(&[word], flag);
     }
-    let (message, _) = refused(&[], &[("FLANNELD_PUBLIC_IPV6", "2001:db8::1")]);
-    assert!(message.contains("remove FLANNELD_PUBLIC_IPV6"), "{message}");
+    let (message, _) = refused(&[], &[("FLANNELD_VMODULE", "a=1")]);
+    assert!(message.contains("remove FLANNELD_VMODULE"), "{message}");
 }
 
 #[test]

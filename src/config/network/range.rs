@@ -6,14 +6,14 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde_json::Value;
 
 use super::json::{self, NetworkConfigError, wrong};
-use crate::route::{Address, Prefix};
+use crate::route::{IpAddress, Prefix};
 
 /// Smaller networks are split into four, and so is the least that an explicit length must leave.
 const SUBNET_LENGTH_BEYOND_NETWORK: u8 = 2;
 
 /// From which subnets nodes get theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SubnetRange<A: Address = Ipv4Addr> {
+pub struct SubnetRange<A: IpAddress = Ipv4Addr> {
     /// The flat network of all pods.
     pub network: Prefix<A>,
     /// Length of each host's subnet.
@@ -25,7 +25,7 @@ pub struct SubnetRange<A: Address = Ipv4Addr> {
 }
 
 /// What flannel's configuration makes of a family.
-pub trait Family: Address {
+pub trait Family: IpAddress {
     /// What its keys begin with.
     const KEYS: &'static str;
     /// A network and a subnet's address, for messages.

@@ -23,6 +23,7 @@ fn host() -> Listing {
             address(3, "192.0.2.3"),
         ],
         routes: vec![route("10.0.0.0/24", 0, &[2]), route("0.0.0.0/0", 100, &[3])],
+        ..Listing::default()
     }
 }
 
@@ -54,12 +55,14 @@ fn choose_by(
     let mut notes = Vec::new();
     let text = match select(options, snapshot, path, &mut notes) {
         Ok(chosen) => {
-            let ExternalInterface { name, index, address, public_address, mtu_bytes } = chosen;
+            let ExternalInterface { name, index, address, public_address, v6, mtu_bytes } = chosen;
+            let v6 = v6.map(|v6| format!(" {} {}", v6.address, v6.public_address));
+            let v6 = v6.unwrap_or_default();
             assert_eq!(
                 snapshot.links.iter().find(|link| link.id.index == index).unwrap().id.name,
                 name
             );
-            format!("{name} {address} {public_address} {mtu_bytes}")
+            format!("{name} {address} {public_address} {mtu_bytes}{v6}")
         }
         Err(error) => {
             let cause = std::error::Error::source(&error);
@@ -276,4 +279,52 @@ fn an_interface_without_an_mtu_is_refused() {
     assert!(text.contains("MTU") && text.contains("192.0.2.3"), "{text}");
     // A later choice is still tried.
     assert_eq!(chosen(&with_interfaces(&["eth1", "eth0"]), &host), "eth0 10.0.0.2 10.0.0.2 1500");
+}
+
+/// The host with addresses of IPv6 on eth1: of one link, one that changes, one in doubt, and two
+/// that do not.
+fn dual() -> Listing {
+    let of = |text: &str, change: fn(&mut Address<Ipv6Addr>)| {
+        let mut address = Address {
+            interface_index: 3,
+            address: text.parse().unwrap(),
+            prefix_length_bits: 64,
+            is_permanent: true,
+            is_deprecated: false,
+            is_secondary: false,
+            is_in_doubt: false,
+        };
+        change(&mut address);
+        address
+    };
+    let addresses_v6 = vec![
+        of("fe80::3", |_| {}),
+        of("2001:db8::9", |it| (it.is_secondary, it.is_permanent) = (true, false)),
+        of("2001:db8::8", |it| it.is_in_doubt = true),
+        of("2001:db8::7", |it| it.is_deprecated = true),
+        of("2001:db8::6", |it| it.is_permanent = false),
+        of("2001:db8::3", |_| {}),
+    ];
+    Listing { addresses_v6, ..host() }
+}
+
+#[test]
+fn both_families_are_of_one_interface_and_of_lasting_addresses() {
+    let both = || InterfaceOptions { has_ipv6: true, ..options() };
+    let chosen = |options: &InterfaceOptions, host: &Listing| choose(options, host).0;
+    assert_eq!(chosen(&both(), &dual()), "eth1 192.0.2.3 192.0.2.3 1500 2001:db8::3 2001:db8::3");
+    let nat = InterfaceOptions { public_ipv6: "2001:db8:1::1".parse().ok(), ..both() };
+    assert_eq!(chosen(&nat, &dual()), "eth1 192.0.2.3 192.0.2.3 1500 2001:db8::3 2001:db8:1::1");
+    let named = InterfaceOptions { interfaces: vec!["2001:db8::6".to_owned()], ..both() };
+    assert_eq!(chosen(&named, &dual()), "eth1 192.0.2.3 192.0.2.3 1500 2001:db8::6 2001:db8::6");
+    assert_eq!(
+        chosen(&options(), &dual()),
+        "eth1 192.0.2.3 192.0.2.3 1500",
+        "it was not asked for"
+    );
+    let mut without = dual();
+    without.addresses_v6.truncate(1);
+    assert_eq!(chosen(&both(), &without), "eth1 192.0.2.3 192.0.2.3 1500 fe80::3 fe80::3");
+    without.addresses_v6.clear();
+    assert!(select(&both(), &without, None, &mut Vec::new()).is_err());
 }

@@ -6,7 +6,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use rtnetlink::RouteMessageBuilder;
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{
     InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp,
@@ -17,12 +16,13 @@ use rtnetlink::packet_route::route::{
     RouteType, RouteVia,
 };
 use rtnetlink::packet_route::rule::RuleAttribute;
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::host::state::{
-    Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol,
-    RouteSpec, Vxlan,
+    Address, KernelFamily, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind,
+    RouteProtocol, RouteSpec, Vxlan,
 };
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 
 /// What the first attribute of this kind is worth.
 macro_rules! find {
@@ -82,36 +82,44 @@ fn vxlan(infos: &[LinkInfo]) -> Vxlan {
     vxlan
 }
 
-pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
+/// The kernel's name of a family.
+pub(super) fn family<A: IpAddress>() -> AddressFamily {
+    if A::BITS == Ipv4Addr::BITS as u8 { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+pub(super) fn address<A: IpAddress>(message: &RouteNetlinkMessage) -> Option<Address<A>> {
     let RouteNetlinkMessage::NewAddress(message) = message else { return None };
     let (header, all) = (&message.header, &message.attributes);
-    let local = find!(all, AddressAttribute::Local(IpAddr::V4(address)) => *address);
-    let remote = || find!(all, AddressAttribute::Address(IpAddr::V4(address)) => *address);
+    let local = find!(all, AddressAttribute::Local(address) => *address);
+    let remote = || find!(all, AddressAttribute::Address(address) => *address);
     // The header has the lowest byte of the flags; kernels before 3.14 send no attribute.
     let lowest = || AddressFlags::from_bits_retain(u32::from(header.flags.bits()));
     let flags = find!(all, AddressAttribute::Flags(flags) => *flags).unwrap_or_else(lowest);
     Some(Address {
         interface_index: header.index,
-        address: local.or_else(remote)?,
+        address: A::of(local.or_else(remote)?)?,
         prefix_length_bits: header.prefix_len,
         is_permanent: flags.contains(AddressFlags::Permanent),
         is_deprecated: flags.contains(AddressFlags::Deprecated),
         is_secondary: flags.contains(AddressFlags::Secondary),
+        is_in_doubt: flags.intersects(AddressFlags::Tentative | AddressFlags::Dadfailed),
     })
 }
 
-pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
+pub(super) fn route<A: IpAddress>(message: &RouteNetlinkMessage) -> Option<Route<A>> {
     let (table, route) = route_of_a_table(message)?;
     (table == u32::from(RouteHeader::RT_TABLE_MAIN)).then_some(route)
 }
 
 /// A route of any table, and that.
-pub(super) fn route_of_a_table(message: &RouteNetlinkMessage) -> Option<(u32, Route)> {
+pub(super) fn route_of_a_table<A: IpAddress>(
+    message: &RouteNetlinkMessage,
+) -> Option<(u32, Route<A>)> {
     let RouteNetlinkMessage::NewRoute(message) = message else { return None };
     let (header, all) = (&message.header, &message.attributes);
     let table = find!(all, RouteAttribute::Table(table) => *table);
-    let to = find!(all, RouteAttribute::Destination(RouteAddress::Inet(address)) => *address);
-    let to = to.unwrap_or(Ipv4Addr::UNSPECIFIED);
+    let to = find!(all, RouteAttribute::Destination(address) => ip(address)?);
+    let to = to.map_or_else(|| Some(A::of_bits(A::mask(0))), A::of)?;
     let metrics = find!(all, RouteAttribute::Metrics(metrics) => metrics.as_slice());
     let route = Route {
         destination: Prefix::new(to, header.destination_prefix_length)?,
@@ -123,6 +131,14 @@ pub(super) fn route_of_a_table(message: &RouteNetlinkMessage) -> Option<(u32, Ro
         next_hops: next_hops(all),
     };
     Some((table.unwrap_or_else(|| header.table.into()), route))
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
 }
 
 fn next_hops(all: &[RouteAttribute]) -> Vec<NextHop> {
@@ -170,28 +186,38 @@ pub(super) fn mark(message: &RouteNetlinkMessage) -> Option<u32> {
     find!(message.attributes, RuleAttribute::FwMark(mark) => *mark)
 }
 
-pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
+pub(super) fn route_message<A: KernelFamily>(route: &RouteSpec<A>) -> RouteMessage {
     let RouteSpec { destination, interface, gateway, metric, protocol, is_onlink, mtu_bytes } =
         route;
-    let mut message = to_prefix(*destination, *protocol).output_interface(interface.index).build();
+    let mut message = to_prefix(*destination, *protocol);
+    message.attributes.push(RouteAttribute::Oif(interface.index));
     message.header.flags.set(RouteFlags::Onlink, *is_onlink);
-    let gateway = gateway.map(|it| RouteAttribute::Gateway(RouteAddress::Inet(it)));
-    let metric = (*metric != 0).then_some(RouteAttribute::Priority(*metric));
+    let gateway = gateway.map(|it| RouteAttribute::Gateway(it.into().into()));
+    let metric = (*metric != A::USUAL_METRIC).then_some(RouteAttribute::Priority(*metric));
     let mtu = mtu_bytes.map(|bytes| RouteAttribute::Metrics(vec![RouteMetric::Mtu(bytes)]));
     message.attributes.extend([gateway, metric, mtu].into_iter().flatten());
     message
 }
 
 /// flannel's blackhole routes are `RTPROT_BOOT`, too.
-pub(super) fn blackhole_message(destination: Prefix, metric: u32) -> RouteMessage {
-    let route = to_prefix(destination, RouteProtocol::BOOT);
-    route.kind(RouteType::BlackHole).priority(metric).build()
+pub(super) fn blackhole_message<A: KernelFamily>(
+    destination: Prefix<A>,
+    metric: u32,
+) -> RouteMessage {
+    let mut message = to_prefix(destination, RouteProtocol::BOOT);
+    message.header.kind = RouteType::BlackHole;
+    message.attributes.push(RouteAttribute::Priority(metric));
+    message
 }
 
 /// Of the main table, for any scope.
-fn to_prefix(prefix: Prefix, protocol: RouteProtocol) -> RouteMessageBuilder<Ipv4Addr> {
-    let route = RouteMessageBuilder::<Ipv4Addr>::new().protocol(protocol.0.into());
-    route.destination_prefix(prefix.network(), prefix.length_bits())
+fn to_prefix<A: IpAddress>(prefix: Prefix<A>, protocol: RouteProtocol) -> RouteMessage {
+    let mut message = RouteMessageBuilder::<IpAddr>::new().protocol(protocol.0.into()).build();
+    message.header.address_family = family::<A>();
+    message.header.destination_prefix_length = prefix.length_bits();
+    let network: IpAddr = prefix.network().into();
+    message.attributes.push(RouteAttribute::Destination(network.into()));
+    message
 }
 
 #[cfg(test)]
@@ -203,16 +229,16 @@ mod tests {
         let mut message = RouteMessage::default();
         message.header.table = RouteHeader::RT_TABLE_MAIN;
         message.header.destination_prefix_length = 33;
-        assert_eq!(route(&RouteNetlinkMessage::NewRoute(message)), None);
+        assert_eq!(route::<Ipv4Addr>(&RouteNetlinkMessage::NewRoute(message)), None);
     }
 
     #[test]
     fn other_routing_tables_are_ignored() {
         let mut message = RouteMessage::default();
         message.header.table = 255;
-        assert_eq!(route(&RouteNetlinkMessage::NewRoute(message.clone())), None);
+        assert_eq!(route::<Ipv4Addr>(&RouteNetlinkMessage::NewRoute(message.clone())), None);
         message.header.table = RouteHeader::RT_TABLE_MAIN;
-        assert!(route(&RouteNetlinkMessage::NewRoute(message)).is_some());
+        assert!(route::<Ipv4Addr>(&RouteNetlinkMessage::NewRoute(message)).is_some());
     }
 
     #[test]
@@ -227,7 +253,7 @@ mod tests {
         message.header.table = RouteHeader::RT_TABLE_MAIN;
         message.attributes.push(RouteAttribute::MultiPath(vec![first, second]));
 
-        let route = route(&RouteNetlinkMessage::NewRoute(message)).unwrap();
+        let route = route::<Ipv4Addr>(&RouteNetlinkMessage::NewRoute(message)).unwrap();
 
         let hops = [
             NextHop { interface_index: 3, gateway: None },

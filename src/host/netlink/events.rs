@@ -1,6 +1,7 @@
-//! Events of changed links, IPv4 addresses and IPv4 routes, many changes coalesced into one.
+//! Events of changed links, addresses and routes, many changes coalesced into one.
 //! Reports that something changed, never what: a reader lists again, so nothing can be missed.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -13,7 +14,7 @@ use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 
 use super::routes::about;
 use super::{NetlinkError, Result};
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 
 /// One change of an interface brings a handful of messages, and a pod's start some dozens, all
 /// within a few milliseconds. Waiting this long makes them one pass of repair, and leaves most of
@@ -34,6 +35,7 @@ const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
 const GROUPS: [MulticastGroup; 3] =
     [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv4Route];
+const GROUPS_V6: [MulticastGroup; 2] = [MulticastGroup::Ipv6Ifaddr, MulticastGroup::Ipv6Route];
 
 /// `XFRMNLGRP_POLICY`.
 const POLICY_GROUP: u32 = 4;
@@ -43,14 +45,15 @@ pub struct Events {
     socket: TokioSocket,
     pending: bool,
     /// Routes that matter; all if there are none.
-    networks: Option<Vec<Prefix>>,
+    networks: Option<(Vec<Prefix>, Vec<Prefix<Ipv6Addr>>)>,
 }
 
 impl Events {
-    /// Subscribes in the network namespace of the calling thread. Subscribe before the first
-    /// listing, or a change between them is lost.
-    pub fn subscribe() -> Result<Self> {
-        Self::of(NETLINK_ROUTE, GROUPS.map(number))
+    /// Subscribes in the network namespace of the calling thread, `with_v6` to changes of IPv6 as
+    /// well. Subscribe before the first listing, or a change between them is lost.
+    pub fn subscribe(with_v6: bool) -> Result<Self> {
+        let more = GROUPS_V6.into_iter().filter(|_| with_v6);
+        Self::of(NETLINK_ROUTE, GROUPS.into_iter().chain(more).map(number))
     }
 
     /// Subscribes to everything that the way to a host depends on: routing rules as well, and
@@ -88,9 +91,9 @@ impl Events {
         Ok(Self { socket, pending: false, networks: None })
     }
 
-    /// Ignores events of routes to outside of `networks`.
-    pub fn only_about(self, networks: &[Prefix]) -> Self {
-        Self { networks: Some(networks.to_vec()), ..self }
+    /// Ignores events of routes to outside of `networks` and of those of IPv6, `v6`.
+    pub fn only_about(self, networks: &[Prefix], v6: &[Prefix<Ipv6Addr>]) -> Self {
+        Self { networks: Some((networks.to_vec(), v6.to_vec())), ..self }
     }
 
     /// Waits until something changed. Changes that come close together are reported as one.
@@ -129,10 +132,17 @@ impl Events {
     }
 
     fn matters(&self, message: &[u8]) -> bool {
-        let Some(networks) = &self.networks else { return true };
-        let is_ours = |to: Prefix| networks.iter().any(|network| network.covers(to));
-        about(message).is_none_or(|(table, to)| table == RouteHeader::RT_TABLE_MAIN && is_ours(to))
+        let Some((v4, v6)) = &self.networks else { return true };
+        concerns(message, v4).or_else(|| concerns(message, v6)).unwrap_or(true)
     }
+}
+
+/// Whether a message about a route is about one into `networks`; `None` if it is about none of
+/// their family.
+fn concerns<A: IpAddress>(message: &[u8], networks: &[Prefix<A>]) -> Option<bool> {
+    let (table, to) = about(message)?;
+    let is_ours = networks.iter().any(|network| network.covers(to));
+    Some(table == RouteHeader::RT_TABLE_MAIN && is_ours)
 }
 
 fn number(group: MulticastGroup) -> u32 {

@@ -2,7 +2,7 @@
 //! asked for while it arrives, and events of other routes are recognised by a few bytes.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use rtnetlink::packet_core::NlasIterator;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
@@ -12,8 +12,8 @@ use rustix::io::Errno;
 
 use super::exchange::{HEADER_BYTES, kind, list, socket};
 use super::{Result, decode};
-use crate::host::state::Route;
-use crate::route::Prefix;
+use crate::host::state::{KernelFamily, Route};
+use crate::route::{IpAddress, Prefix};
 
 /// Of linux/rtnetlink.h: message types, an attribute, and where the attributes are.
 const RTM_NEWROUTE: u16 = 24;
@@ -21,17 +21,19 @@ const RTM_DELROUTE: u16 = 25;
 const RTA_DST: u16 = 1;
 const ATTRIBUTES_AT: usize = HEADER_BYTES + 12;
 
-/// The IPv4 routes of the main table to the destinations that are `wanted`, in the kernel's order:
-/// within one destination the one that wins comes first. Takes no memory for others.
-pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>> {
+/// The routes of one family in the main table to the destinations that are `wanted`, in the
+/// kernel's order: within one destination the one that wins comes first. Others take no memory.
+pub async fn routes_to<A: KernelFamily>(
+    wanted: impl Fn(Prefix<A>) -> bool,
+) -> Result<Vec<Route<A>>> {
     let mut query = RouteMessage::default();
-    query.header.address_family = AddressFamily::Inet;
+    query.header.address_family = decode::family::<A>();
     query.header.table = RouteHeader::RT_TABLE_MAIN;
     let request = RouteNetlinkMessage::GetRoute(query);
     let is_wanted = |message: &[u8]| {
         about(message).is_some_and(|(table, to)| table == RouteHeader::RT_TABLE_MAIN && wanted(to))
     };
-    match list("list IPv4 routes", of_one_table, request, is_wanted).await {
+    match list("list routes", of_one_table, request, is_wanted).await {
         Ok(messages) => Ok(messages.iter().filter_map(decode::route).collect()),
         // Before its first route the table is not there.
         Err(error) if error.errno() == Some(Errno::NOENT) => Ok(Vec::new()),
@@ -44,7 +46,7 @@ pub async fn of_all_tables(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<(u32, 
     let mut query = RouteMessage::default();
     query.header.address_family = AddressFamily::Inet;
     let request = RouteNetlinkMessage::GetRoute(query);
-    let is_wanted = |message: &[u8]| about(message).is_some_and(|(_, to)| wanted(to));
+    let is_wanted = |message: &[u8]| about::<Ipv4Addr>(message).is_some_and(|(_, to)| wanted(to));
     let messages = list("list IPv4 routes of all tables", socket, request, is_wanted).await?;
     Ok(messages.iter().filter_map(decode::route_of_a_table).collect())
 }
@@ -57,35 +59,43 @@ fn of_one_table() -> io::Result<TokioSocket> {
     Ok(socket)
 }
 
-/// The table and the destination of the route that a message is about; `None` for anything else and
-/// what can't be read. Parses as little as possible: behind that the message may be truncated.
-pub(super) fn about(message: &[u8]) -> Option<(u8, Prefix)> {
+/// The table and the destination of the route that a message is about; `None` for anything else,
+/// for another family, and for what can't be read. Parses as little as possible: behind that the
+/// message may be truncated.
+pub(super) fn about<A: IpAddress>(message: &[u8]) -> Option<(u8, Prefix<A>)> {
     let is_route = matches!(kind(message), Some(RTM_NEWROUTE | RTM_DELROUTE));
     let header = message.get(HEADER_BYTES..)?.first_chunk().filter(|_| is_route)?;
-    let [_family, length_bits, _source_length, _service, table] = *header;
-    let network = if length_bits == 0 { Ipv4Addr::UNSPECIFIED } else { destination(message)? };
+    let [family, length_bits, _source_length, _service, table] = *header;
+    (AddressFamily::from(family) == decode::family::<A>()).then_some(())?;
+    let network = if length_bits == 0 { A::of_bits(A::mask(0)) } else { destination(message)? };
     Some((table, Prefix::new(network, length_bits)?))
 }
 
-fn destination(message: &[u8]) -> Option<Ipv4Addr> {
+fn destination<A: IpAddress>(message: &[u8]) -> Option<A> {
     let mut attributes =
         NlasIterator::new(message.get(ATTRIBUTES_AT..)?).map_while(|attribute| attribute.ok());
     let destination = attributes.find(|attribute| attribute.kind() == RTA_DST)?;
-    Some(Ipv4Addr::from(*destination.value().first_chunk::<4>()?))
+    let address = destination.value();
+    A::of(match address.len() {
+        4 => IpAddr::from(*address.first_chunk::<4>()?),
+        _ => IpAddr::from(*address.first_chunk::<16>()?),
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
     use crate::host::netlink::exchange::{serialized, split};
     use crate::host::state::{LinkId, RouteSpec};
 
-    fn bytes(destination: &str, table: u8, is_new: bool) -> Vec<u8> {
+    fn bytes<A: KernelFamily>(destination: Prefix<A>, table: u8, is_new: bool) -> Vec<u8> {
         let interface = LinkId { index: 2, name: "eth0".to_owned() };
         let route = RouteSpec {
-            gateway: "192.0.2.1".parse().ok(),
+            gateway: Some(destination.first_host()),
             metric: 7,
-            ..RouteSpec::into_device(destination.parse().unwrap(), interface)
+            ..RouteSpec::into_device(destination, interface)
         };
         let mut route = decode::route_message(&route);
         route.header.table = table;
@@ -94,22 +104,31 @@ mod tests {
         serialized(make(route), 0)
     }
 
-    #[test]
-    fn destination_is_parsed_from_bytes() {
-        for text in ["10.5.0.0/16", "10.5.7.0/24", "192.0.2.1/32", "0.0.0.0/0"] {
-            for is_new in [true, false] {
-                for table in [RouteHeader::RT_TABLE_MAIN, 100] {
-                    let expected = Some((table, text.parse().unwrap()));
-                    assert_eq!(about(&bytes(text, table, is_new)), expected, "{text}");
-                }
+    fn check<A: KernelFamily, Other: KernelFamily>(destination: Prefix<A>) {
+        for is_new in [true, false] {
+            for table in [RouteHeader::RT_TABLE_MAIN, 100] {
+                let bytes = bytes(destination, table, is_new);
+                assert_eq!(about(&bytes), Some((table, destination)));
+                assert_eq!(about::<Other>(&bytes), None, "{destination} is of another family");
             }
         }
     }
 
     #[test]
+    fn destination_is_parsed_from_bytes() {
+        for text in ["10.5.0.0/16", "10.5.7.0/24", "192.0.2.1/32", "0.0.0.0/0"] {
+            check::<Ipv4Addr, Ipv6Addr>(text.parse().unwrap());
+        }
+        for text in ["fd00:5::/48", "fd00:5:0:7::/64", "2001:db8::1/128", "::/0"] {
+            check::<Ipv6Addr, Ipv4Addr>(text.parse().unwrap());
+        }
+    }
+
+    #[test]
     fn truncated_message_is_no_other_route() {
-        let whole = bytes("10.5.7.0/24", RouteHeader::RT_TABLE_MAIN, true);
-        let right = about(&whole);
+        let destination: Prefix = "10.5.7.0/24".parse().unwrap();
+        let whole = bytes(destination, RouteHeader::RT_TABLE_MAIN, true);
+        let right = about::<Ipv4Addr>(&whole);
         for length in 0..whole.len() {
             let found = about(&whole[..length]);
             assert!(found == right || found.is_none(), "{length} bytes: {found:?}");

@@ -39,6 +39,7 @@ fn complete() -> Listing {
             address(desired().address, 32),
         ],
         routes: vec![route(DEVICE, 0)],
+        ..Listing::default()
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) fn address(interface_index: u32, address: Ipv4Addr, prefix_length_bit
         is_permanent: true,
         is_deprecated: false,
         is_secondary: false,
+        is_in_doubt: false,
     }
 }
 

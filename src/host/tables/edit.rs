@@ -1,19 +1,21 @@
 //! Makes the edits. What somebody else did meanwhile is no error: the next comparison looks again.
 
-use super::{Desired, Edit, HOST_LENGTH_BITS, Step};
-use crate::host::listing::Listing;
+use std::net::Ipv6Addr;
+
+use super::{Desired, Edit, Step, Ways};
+use crate::host::listing::{Found, Listing};
 use crate::host::netlink::{self, Result, neighbours, request_all, unless_gone, unless_there};
-use crate::host::state::Address;
+use crate::host::state::{Address, KernelFamily};
 use crate::route::Prefix;
 
-impl Edit {
+impl<A: KernelFamily> Edit<A> {
     /// Makes it.
     pub async fn apply(&self) -> Result {
         match self {
             Self::SetMac(device, mac) => netlink::set_mac(device, *mac).await,
             Self::SetMtu(device, bytes) => netlink::set_mtu(device, *bytes).await,
             Self::AddAddress(device, address) => {
-                unless_there(netlink::add_address(device, *address, HOST_LENGTH_BITS).await)
+                unless_there(netlink::add_address(device, *address, A::BITS).await)
             }
             Self::RemoveAddress(device, owned) => {
                 let Address { address, prefix_length_bits, .. } = *owned;
@@ -30,18 +32,27 @@ impl Edit {
 }
 
 /// Makes all `edits`, many at once; gives each with its outcome.
-pub async fn apply_all<'a>(edits: &'a [Edit]) -> Vec<(&'a Edit, Result)> {
-    request_all(edits, async |edit: &'a Edit| (edit, edit.apply().await)).await
+pub async fn apply_all<A: KernelFamily>(edits: &[Edit<A>]) -> Vec<(&Edit<A>, Result)> {
+    request_all(edits, async |edit: &Edit<A>| (edit, edit.apply().await)).await
 }
 
-/// Removes the routes that weftd has set in `networks` with another backend.
-pub async fn remove_own_routes(networks: Vec<Prefix>) -> Result {
-    let listing = Listing::read(&networks).await?;
-    let diff = Desired { networks, ..Desired::default() }.diff(&listing, &[]).unwrap_or_default();
+/// Removes the routes that weftd has set in `networks` and `networks_v6` with another backend.
+pub async fn remove_own_routes(
+    networks: Vec<Prefix>,
+    networks_v6: Vec<Prefix<Ipv6Addr>>,
+) -> Result {
+    let listing = Listing::read(&networks, &networks_v6).await?;
+    remove_own(networks, &listing.v4()).await?;
+    remove_own(networks_v6, &listing.v6()).await
+}
+
+async fn remove_own<A: KernelFamily>(networks: Vec<Prefix<A>>, found: &Found<'_, A>) -> Result {
+    let desired = Desired { device: None, networks, ways: Ways::new() };
+    let diff = desired.diff(found, &[]).unwrap_or_default();
     apply_all(&diff.removals).await.into_iter().try_for_each(|(_, result)| result)
 }
 
-async fn set(step: &Step) -> Result {
+async fn set<A: KernelFamily>(step: &Step<A>) -> Result {
     let result = async {
         for entry in &step.entries {
             neighbours::set_entry(&step.link, *entry).await?;

@@ -1,6 +1,7 @@
 //! Tables of a few peers against what they should be.
 
 use super::*;
+use crate::host::listing::Listing;
 use crate::host::state::NextHop;
 use crate::host::state::tests as state;
 
@@ -46,7 +47,7 @@ fn route(spec: &RouteSpec) -> Route {
         mtu_bytes: spec.mtu_bytes,
         next_hops: vec![NextHop {
             interface_index: spec.interface.index,
-            gateway: spec.gateway.map(IpAddr::V4),
+            gateway: spec.gateway.map(Into::into),
         }],
     }
 }
@@ -78,8 +79,9 @@ fn diff(ways: &Ways, actual: &Actual) -> Diff {
         links: vec![state::link(DEVICE, "flannel.1")],
         addresses: vec![state::address(DEVICE, address, 32)],
         routes: actual.routes.clone(),
+        ..Listing::default()
     };
-    desired.diff(&listing, &actual.entries).unwrap()
+    desired.diff(&listing.v4(), &actual.entries).unwrap()
 }
 
 fn steps(diff: &Diff) -> Vec<&Step> {

@@ -7,6 +7,7 @@
 mod checksum;
 mod direct;
 mod extension;
+mod families;
 mod lease_only;
 mod many;
 mod on_etcd;

@@ -10,7 +10,7 @@ use weft::control::lease::LeaseAttributes;
 use weft::netfilter::diff::Trigger;
 use weft::netfilter::rules::Wanted;
 use weft::netfilter::{iptables as ipt, nftables as nft};
-use weft::route::{Address, Prefix, Prefixes};
+use weft::route::{IpAddress, Prefix, Prefixes};
 
 use crate::golden::table::Case;
 
@@ -27,7 +27,7 @@ pub(crate) fn config(case: &Case) -> String {
     }
 }
 
-fn range<A: Address>(range: &SubnetRange<A>) -> String {
+fn range<A: IpAddress>(range: &SubnetRange<A>) -> String {
     let SubnetRange { network, subnet_length_bits, subnet_min, subnet_max } = range;
     format!("{network} in /{subnet_length_bits} from {subnet_min} to {subnet_max}")
 }

@@ -104,6 +104,7 @@ fn address(interface_index: u32, text: &str) -> Address {
         is_permanent: true,
         is_deprecated: false,
         is_secondary: false,
+        is_in_doubt: false,
     }
 }
 
@@ -179,7 +180,7 @@ fn well(kind: BackendKind) -> Facts {
         }),
     };
     facts.process.is_daemon = true;
-    facts.host = Some(Listing { links, addresses, routes });
+    facts.host = Some(Listing { links, addresses, routes, ..Listing::default() });
     let host = Ipv4Addr::new(192, 0, 2, 2);
     facts.ways = vec![PeerWay {
         host,
@@ -211,6 +212,7 @@ fn before_start() -> Facts {
             links: vec![link(1, "lo", 65536), link(2, "eth0", 1500)],
             addresses: vec![address(2, "192.0.2.1")],
             routes: vec![route("0.0.0.0/0", 2, Some("192.0.2.254"))],
+            ..Listing::default()
         }),
         udp_sockets: Some(Vec::new()),
         firewall: Some(Vec::new()),
