@@ -1,7 +1,10 @@
 //! How peers are: each fault, in each backend, is known by its state soon after the first packet is
 //! lost, and the peer is `ok` soon after the repair.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -21,6 +24,12 @@ const KNOWN: Duration = Duration::from_secs(30);
 const UDP: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#;
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 const HOST_GW: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
+
+/// Classic BPF on an Ethernet frame: a datagram is dropped, all else goes on.
+const LOSE: &str = "tc qdisc add dev wire0 clsact 2>/dev/null || true; \
+                    tc filter add dev wire0 egress prio 7 bpf da bytecode \
+                    '4,48 0 0 23,21 0 1 17,6 0 0 2,6 0 0 4294967295'";
+const LOSE_NO_MORE: &str = "tc filter del dev wire0 egress prio 7";
 
 /// Two hosts whose pods ping each other all the time, both ways.
 struct Used {
@@ -116,13 +125,8 @@ impl Used {
     /// What happens to all datagrams of one way, whoever sends them: those of the kernel's programs
     /// pass no firewall.
     fn network_faults(&self) {
-        // Classic BPF on an Ethernet frame: a datagram is dropped, all else goes on.
-        let lose = "tc qdisc add dev wire0 clsact 2>/dev/null || true; \
-                    tc filter add dev wire0 egress prio 7 bpf da bytecode \
-                    '4,48 0 0 23,21 0 1 17,6 0 0 2,6 0 0 4294967295'";
-        let repair = "tc filter del dev wire0 egress prio 7";
-        self.fault([(0, lose), (0, repair)], "one-way", &["silent"]);
-        self.fault([(1, lose), (1, repair)], "silent", &["one-way"]);
+        self.fault([(0, LOSE), (0, LOSE_NO_MORE)], "one-way", &["silent"]);
+        self.fault([(1, LOSE), (1, LOSE_NO_MORE)], "silent", &["one-way"]);
     }
 
     /// What a firewall does to datagrams of the tunnel, whose port this is.
@@ -218,6 +222,90 @@ fn own_rules_against_pings_alarm_nobody() {
                 let used = Used::start(config, flags);
                 used.host(1).exec(&["sh", "-ec", &rule("input")]);
                 used.no_fault(0, &rule("output"), "nft delete table inet wall");
+            });
+        }
+    });
+}
+
+/// A pod asks another by UDP and is answered, five times a second, until this is dropped.
+struct Talk {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Talk {
+    fn start(overlay: &Overlay) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let socket = |pod: usize| {
+            let socket = overlay.lab.pods[pod]
+                .enter(|| UdpSocket::bind("0.0.0.0:9000").expect("the port is free"));
+            socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a socket takes it");
+            socket
+        };
+        let (client, server) = (socket(0), socket(1));
+        let server_address = (overlay.pod(1), 9000);
+        let (asks, answers) = (Arc::clone(&is_over), Arc::clone(&is_over));
+        let ask = move || {
+            while !asks.load(Ordering::Relaxed) {
+                client.send_to(b"ask", server_address).ok();
+                client.recv_from(&mut [0; 16]).ok();
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        };
+        let answer = move || {
+            while !answers.load(Ordering::Relaxed) {
+                if let Ok((_, from)) = server.recv_from(&mut [0; 16]) {
+                    server.send_to(b"answer", from).ok();
+                }
+            }
+        };
+        Self { is_over, threads: vec![std::thread::spawn(ask), std::thread::spawn(answer)] }
+    }
+}
+
+impl Drop for Talk {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[test]
+fn rules_against_pings_alarm_nobody_whose_pods_speak_udp() {
+    let rule = |hook: &str, what: &str| {
+        format!(
+            "nft 'table inet wall {{ chain a {{ type filter hook {hook} priority 0; {what} drop; \
+             }}; }}'"
+        )
+    };
+    let over = "nft delete table inet wall";
+    std::thread::scope(|scope| {
+        for (config, flags) in [(UDP, &["--fast-path=off"][..]), (VXLAN, &[]), (HOST_GW, &[])] {
+            scope.spawn(move || {
+                let mut used = Used::start(config, flags);
+                used.pings.clear();
+                let talk = Talk::start(&used.overlay);
+                if config != HOST_GW {
+                    // Their answers are seen to come, and packets of pods to go on.
+                    let deaf = rule("input", "ip protocol icmp");
+                    used.host(1).exec(&["sh", "-ec", &deaf]);
+                    used.no_fault(0, &deaf, over);
+                    used.host(1).exec(&["sh", "-ec", over]);
+                }
+                // Of the tunnel's device alone, where some echoes go another way.
+                let some = rule("output", "oifname \"flannel*\" icmp type echo-request");
+                used.no_fault(0, &some, over);
+                // Who may not ask notices all the same that nothing comes.
+                let mute = rule("output", "icmp type echo-request");
+                (0..2).for_each(|host| drop(used.host(host).exec(&["sh", "-ec", &mute])));
+                used.becomes(0, "deaf");
+                used.host(1).exec(&["sh", "-ec", LOSE]);
+                used.becomes(0, "silent");
+                used.host(1).exec(&["sh", "-ec", LOSE_NO_MORE]);
+                wait_until(KNOWN, "the alarm ends with the fault", || {
+                    ["ok", "deaf"].contains(&used.state(0).as_str())
+                });
+                drop(talk);
             });
         }
     });

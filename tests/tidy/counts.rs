@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 508, 4345),
-    ("backend", 5961, 60218),
+    ("backend", 5990, 60486),
     ("bin", 15, 144),
     ("config", 1756, 18036),
     ("daemon", 3534, 36282),

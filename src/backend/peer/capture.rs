@@ -145,8 +145,9 @@ impl Capture {
             }
         });
         self.leaving.receive(|packet, flows| {
-            if let Some(host) = answered(packet, &self.watched, flows) {
-                each(&[], self.external, host, &[Evidence::Acknowledged]);
+            if let Some((host, is_answer)) = passing(packet, &self.watched, flows) {
+                let evidence = [Evidence::Passed, Evidence::Acknowledged];
+                each(&[], self.external, host, &evidence[..1 + usize::from(is_answer)]);
             }
         });
     }
@@ -215,14 +216,14 @@ fn owner(pod: Ipv4Addr, watched: &[(Ipv4Addr, Vec<Reached>)]) -> Option<(Ipv4Add
     })
 }
 
-/// Whose pod has answered what a pod of this host has sent, by a packet that leaves for that one: a
-/// ping, or a TCP packet, by its time (RFC 7323) if it has one: who only receives acknowledges what
-/// has no bytes.
-fn answered(
+/// Whose pod a packet is of that leaves for a pod of this host, and whether it answers what that one
+/// has sent: a ping, or a TCP packet, by its time (RFC 7323) if it has one: who only receives
+/// acknowledges what has no bytes.
+fn passing(
     packet: &[u8],
     watched: &[(Ipv4Addr, Vec<Reached>)],
     flows: &mut HashMap<Flow, u32>,
-) -> Option<Ipv4Addr> {
+) -> Option<(Ipv4Addr, bool)> {
     let (host, _) = owner(chunk::<4>(packet, 12).map(Ipv4Addr::from)?, watched)?;
     let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
     let options = transport.get(TCP_HEADER_BYTES_MIN..).unwrap_or_default();
@@ -232,7 +233,7 @@ fn answered(
         protocol::ICMP => transport.first() == Some(&REPLY),
         _ => false,
     };
-    is_answer.then_some(host)
+    Some((host, is_answer))
 }
 
 /// Of a datagram of a peer with these leases. What VXLAN carries is not looked into: the kernel
@@ -407,10 +408,10 @@ mod tests {
     fn what_leaves_for_a_pod_may_be_an_answer() {
         let answers = |packets: &[Vec<u8>]| {
             let (watched, mut flows) = (watched(), HashMap::new());
-            let answer = |packet: &Vec<u8>| answered(packet, &watched, &mut flows);
-            let hosts: Vec<_> = packets.iter().filter_map(answer).collect();
-            assert!(hosts.iter().all(|host| *host == HOST));
-            hosts.len()
+            let passing = |packet: &Vec<u8>| passing(packet, &watched, &mut flows);
+            let passed: Vec<_> = packets.iter().filter_map(passing).collect();
+            assert!(passed.iter().all(|(host, _)| *host == HOST));
+            passed.iter().filter(|(_, is_answer)| *is_answer).count()
         };
         let timed = |echoed: u32| {
             let mut packet = tcp(7, ACK);

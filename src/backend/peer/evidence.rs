@@ -61,6 +61,8 @@ pub(in crate::backend) enum Evidence {
     Heard,
     /// One of its connections goes on, or its pods answer ours, so our packets arrive there.
     Acknowledged,
+    /// A packet of its pods leaves this host for one of its own, behind all rules.
+    Passed,
     /// Something of it reached this host's interface.
     Arrived,
     /// The same, from a pod or a tunnel whose address is in no lease of it, and whether it is in

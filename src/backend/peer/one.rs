@@ -111,7 +111,9 @@ pub(super) struct Peer {
     pub(super) noted: Noted,
     refused: Option<(Instant, Ipv4Addr, u8)>,
     unsendable: Option<(Instant, Obstacle)>,
+    /// When this host last refused to send an echo, and which ones it refused: bit 0 is the last.
     unasked: Option<Instant>,
+    forbidden: u64,
     /// Echoes since one was answered, and when the first of these was sent.
     pub(super) unanswered: u32,
     unanswered_since: Option<Instant>,
@@ -137,6 +139,7 @@ pub(super) struct Noted {
     asked_us: Option<Instant>,
     pub(super) heard: Option<Instant>,
     acknowledged: Option<Instant>,
+    passed: Option<Instant>,
     arrived: Option<Instant>,
     overheard: Option<Instant>,
     /// And whether that is in the lease of another.
@@ -240,7 +243,9 @@ impl Peer {
         if self.asked == self.answers {
             return (0, self.asked.count_ones());
         }
-        let over = self.asked & (self.answers | !self.on_their_way(now));
+        // What this host did not let out was not lost on the way.
+        let sent = self.answers | !(self.on_their_way(now) | self.forbidden);
+        let over = self.asked & sent;
         ((over & !self.answers).count_ones(), over.count_ones())
     }
 
@@ -255,7 +260,8 @@ impl Peer {
     /// Whether it has left enough echoes unanswered.
     fn is_gone(&self, now: Instant) -> bool {
         let before = self.answers.trailing_zeros();
-        let lost_before = (self.asked & !self.answers).checked_shr(before).unwrap_or(0);
+        let lost = self.asked & !(self.answers | self.forbidden);
+        let lost_before = lost.checked_shr(before).unwrap_or(0);
         let was_lossy = lost_before.count_ones() >= LOST_MIN;
         let missed_max = if was_lossy { MISSED_MAX_LOSSY } else { MISSED_MAX };
         self.missed(now) >= missed_max.max(self.leases.len().min(MISSED_MAX_LEASES) as u32)
@@ -309,7 +315,7 @@ impl Peer {
         self.sequence = self.sequence.wrapping_add(1);
         self.times[usize::from(self.sequence) % TIMES] = Some(now);
         (self.asked, self.answers) = (self.asked << 1 | 1, self.answers << 1);
-        self.echoes <<= 1;
+        (self.echoes, self.forbidden) = (self.echoes << 1, self.forbidden << 1);
         self.steady = STEADY.max(SPACING * in_use) * random.u32(230..=256) / 256;
         let is_in_question = self.missed(now) > 0;
         let ask = Ask {
@@ -358,13 +364,17 @@ impl Peer {
             Evidence::Asked => self.noted.asked_us = Some(now),
             Evidence::Heard => self.noted.heard = Some(now),
             Evidence::Acknowledged => self.noted.acknowledged = Some(now),
+            Evidence::Passed => self.noted.passed = Some(now),
             Evidence::Arrived => self.noted.arrived = Some(now),
             Evidence::Foreign(source, is_anothers) => {
                 self.noted.foreign = Some((now, source, is_anothers));
             }
             Evidence::Refused { by, code } => self.refused = Some((now, by, code)),
             Evidence::Unsendable(obstacle) => self.unsendable = Some((now, obstacle)),
-            Evidence::Unasked => self.unasked = Some(now),
+            Evidence::Unasked => {
+                (self.unasked, self.forbidden) = (Some(now), self.forbidden | 1);
+                self.own_sent = self.own_sent.saturating_sub(1);
+            }
         }
     }
 
@@ -417,6 +427,14 @@ impl Peer {
         }
     }
 
+    /// Whether packets go to it for a while already since the last one came from it: what is asked
+    /// for now and then is answered at once.
+    fn is_unheard(&self, since: Instant) -> bool {
+        let Noted { heard, arrived, passed, .. } = self.noted;
+        let last = heard.max(arrived).max(passed).max(Some(since));
+        self.used.zip(last).is_some_and(|((_, used), last)| used >= last + IN_USE)
+    }
+
     fn is_new(&self, now: Instant) -> bool {
         let is_young = self.since.is_none_or(|since| now.duration_since(since) < GRACE);
         is_young && self.noted.answered.is_none()
@@ -435,10 +453,12 @@ impl Peer {
             PeerState::Unsendable(obstacle)
         } else if let Some((_, by, code)) = self.refused.filter(|(at, ..)| stands(*at)) {
             PeerState::Refused { by, code }
-        } else if stands_late(noted.acknowledged) {
+        } else if stands_late(noted.acknowledged)
+            || stands_late(noted.overheard) && stands_late(noted.passed)
+        {
             PeerState::Deaf
         } else if self.unasked.is_some_and(stands) {
-            PeerState::Unasked
+            if self.is_unheard(since) { PeerState::Unheard } else { PeerState::Unasked }
         } else if let Some((source, true)) = foreign {
             PeerState::OneWay(Way::Foreign(source))
         } else if stands_late(noted.heard) && !stands_late(noted.overheard) {

@@ -18,6 +18,8 @@ pub enum PeerState {
     Deaf,
     /// This host may send no echo to it (EPERM), so nothing is known.
     Unasked,
+    /// The same, and nothing comes back of what is sent to it.
+    Unheard,
     /// So many of a hundred echoes are lost.
     Lossy(u8),
     /// One way works, and this one doesn't.
@@ -70,7 +72,7 @@ impl PeerState {
             Self::Lossy(_) => status::PeerState::Lossy,
             Self::OneWay(_) => status::PeerState::OneWay,
             Self::InGrace => status::PeerState::InGrace,
-            Self::Silent { .. } => status::PeerState::Silent,
+            Self::Unheard | Self::Silent { .. } => status::PeerState::Silent,
             Self::Refused { .. } => status::PeerState::Refused,
             Self::Unsendable(_) => status::PeerState::Unsendable,
         }

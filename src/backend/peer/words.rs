@@ -8,9 +8,10 @@ use rustix::io::Errno;
 use super::state::{Obstacle, PeerState, Way};
 
 const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors of its host, or \
-                    connections and pings of pods that go on, show that packets arrive there. If \
-                    its pods do not answer, what they send goes another way (`ip rule` there), or \
-                    with the fast path its daemon hangs: `weft ping POD` tells";
+                    packets of pods that go on, show that what is sent arrives at that host. \
+                    Whether its pods get it is not known here: if they do not answer (`weft ping \
+                    POD`), a rule there drops what is forwarded (`weft check` there), what they \
+                    send goes another way (`ip rule` there), or with the fast path its daemon hangs";
 
 const UNASKED: &str = "this host may send no ping to it, so whether packets arrive there is not \
                        known; look at ";
@@ -52,12 +53,13 @@ impl PeerState {
                  there. If nothing answers `weft peers` there, its daemon hangs"
             ),
             Self::OneWay(Way::Back) => format!(
-                "its packets reach this host and go no further: `weft check` here looks for a \
-                 rule, route or rp_filter that drops {what} from {host}, or what comes out of the \
+                "its packets reach this host, and none was seen to go on to a pod here: `weft \
+                 check` here looks for a rule, route or rp_filter that drops {what} from {host}, or what comes out of the \
                  tunnel, with udp `weft drops` says what weftd drops; else they are damaged on \
                  the way (InCsumErrors of `nstat -az` grows), with vxlan of another VNI (`ip -d \
                  link show type vxlan` on both hosts), or what `weft check` can't judge drops \
-                 them: an IPsec policy (`ip xfrm policy`) or a rule (`nft list ruleset`)"
+                 them: an IPsec policy (`ip xfrm policy`) or a rule (`nft list ruleset`). If pods \
+                 reach each other, such a rule drops pings alone, which is no fault"
             ),
             Self::OneWay(Way::Foreign(source)) => format!(
                 "its packets arrive here from {source} and the like, which is in no lease of \
@@ -72,7 +74,9 @@ impl PeerState {
             ),
             Self::Silent { host_answers: false } => format!(
                 "nothing comes back, and the host itself answers no pings: is it up, do routes \
-                 lead there and back, and does every firewall on the way let {what} through?"
+                 lead there and back, and does every firewall on the way let {what} through? Or \
+                 its firewall drops pings and their ICMP errors, and its pods only receive, which \
+                 is no fault"
             ),
             Self::Lossy(percent) => format!(
                 "{percent} of 100 echoes are lost: look for a broken or full link to {host}, for a \
@@ -82,6 +86,13 @@ impl PeerState {
             ),
             Self::Deaf => DEAF.to_owned(),
             Self::Unasked => UNASKED.to_owned() + &output_rules(None),
+            Self::Unheard => format!(
+                "nothing comes back of what is sent to it, and this host may send no ping to it, \
+                 which would tell why: is {host} up, do routes lead there and back, does every \
+                 firewall on the way let {what} through? Or its pods only receive, which is no \
+                 fault. What forbids the pings is one of {}",
+                output_rules(None)
+            ),
             Self::Idle | Self::Ok => return None,
         })
     }

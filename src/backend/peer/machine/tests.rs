@@ -61,6 +61,10 @@ struct World {
     /// Whether rules of this host let no echo out, or no answer in.
     forbids: bool,
     takes_answers_away: bool,
+    /// Whether echoes that a backend sends by a socket of its own are answered all the same.
+    answers_directly: bool,
+    /// Whether what its pods send is seen to go on to pods here.
+    passes_on: bool,
     delay_ms: u64,
     /// Answers under way.
     coming: Vec<(u64, Evidence)>,
@@ -95,6 +99,8 @@ impl World {
             obstacle: None,
             forbids: false,
             takes_answers_away: false,
+            answers_directly: false,
+            passes_on: false,
             delay_ms: 3,
             coming: Vec::new(),
             asks: 0,
@@ -183,6 +189,9 @@ impl World {
                 self.tell(Evidence::Arrived);
                 self.tell(Evidence::Heard);
             }
+            if heard > 0 && self.passes_on {
+                self.tell(Evidence::Passed);
+            }
             if heard > 0 && self.acknowledges {
                 self.tell(Evidence::Acknowledged);
             }
@@ -192,12 +201,16 @@ impl World {
     fn carry(&mut self, ask: Ask) {
         assert_eq!((ask.host, ask.target), (HOST, TARGET));
         self.asks += 1;
-        self.sent += 1 + u64::from(ask.beyond.is_some());
-        self.used_ms = Some(self.at_ms);
         if self.forbids {
-            self.tell(Evidence::Unasked);
+            (0..=u8::from(ask.beyond.is_some())).for_each(|_| self.tell(Evidence::Unasked));
+            // The udp backend sends some by its own socket.
+            if ask.asks_host && self.answers_directly {
+                self.coming.push((self.at_ms + self.delay_ms, Evidence::Echoed(ask.sequence)));
+            }
             return;
         }
+        self.sent += 1 + u64::from(ask.beyond.is_some());
+        self.used_ms = Some(self.at_ms);
         let comes = self.at_ms + self.delay_ms;
         let both =
             |world: &mut Self| world.passes(world.lost_there) && world.passes(world.lost_back);
@@ -580,16 +593,16 @@ fn one_that_answers_nothing_while_its_connections_go_on_is_deaf() {
     }
 }
 
-/// Of a peer that is heard, or not: nothing is known, and packets may well arrive there.
+/// Of one that is heard nothing else is known, and packets may well arrive there.
 #[test]
 fn own_rules_against_pings_are_no_fault_of_the_peer() {
     for plane in PLANES {
-        for hears in [0, 3] {
+        for answers_directly in [false, true] {
             let mut world = World::used(plane);
-            (world.forbids, world.hears) = (true, hears);
-            world.becomes("deaf", KNOWN);
-            assert_eq!(world.state(), PeerState::Unasked);
-            world.stays(&["deaf"], 60_000);
+            (world.forbids, world.hears, world.answers_directly) = (true, 3, answers_directly);
+            let well = if answers_directly { "ok" } else { "deaf" };
+            world.becomes(well, KNOWN);
+            world.stays(&[well], 60_000);
             world.forbids = false;
             world.becomes("ok", WELL + 1000);
 
@@ -598,10 +611,37 @@ fn own_rules_against_pings_are_no_fault_of_the_peer() {
             world.acknowledges = true;
             world.becomes("deaf", KNOWN);
             world.stays(&["deaf"], 60_000);
+            // By UDP, which tells nothing but that it goes on to them.
+            (world.acknowledges, world.passes_on) = (false, true);
+            world.stays(&["deaf"], 60_000);
             // Or nothing gets any further.
-            world.acknowledges = false;
+            world.passes_on = false;
             world.becomes("one-way", 15_000);
             assert_eq!(world.state(), PeerState::OneWay(Way::Back));
+        }
+    }
+}
+
+/// Who may not ask knows it by the packets of pods: of one that sends and hears nothing for long.
+#[test]
+fn a_dead_path_is_silent_though_this_host_may_not_ask() {
+    for plane in PLANES {
+        let mut world = World::used(plane);
+        world.forbids = true;
+        world.becomes("deaf", KNOWN);
+        (world.lost_there, world.lost_back) = (100, 100);
+        world.becomes("silent", 30_000);
+        assert_eq!(world.state(), PeerState::Unheard);
+        world.stays(&["silent"], 60_000);
+        (world.lost_there, world.lost_back) = (0, 0);
+        world.becomes("deaf", WELL);
+        // Of what is asked now and then and answered at once, nothing is missed.
+        (world.sends, world.hears) = (0, 0);
+        for _ in 0..10 {
+            (world.sends, world.hears) = (1, 1);
+            world.stays(&["deaf", "idle"], 400);
+            (world.sends, world.hears) = (0, 0);
+            world.stays(&["deaf", "idle"], 40_000);
         }
     }
 }
