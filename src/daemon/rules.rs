@@ -23,8 +23,11 @@ use crate::status::Kept;
 /// 30 ms; another program's lock may take a minute, and packets need not wait for it.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Exists only with the module br_netfilter.
-const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+/// For IPv4 and IPv6; they exist only with the module br_netfilter.
+const BRIDGE_FILTERS: [&str; 2] = [
+    "/proc/sys/net/bridge/bridge-nf-call-iptables",
+    "/proc/sys/net/bridge/bridge-nf-call-ip6tables",
+];
 
 /// Reconciles the rules that the options ask for.
 pub(super) fn reconciler(
@@ -64,16 +67,18 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
     if network.enable_nftables || !(masquerade || forward) {
         return Ok(());
     }
-    let Err(error) = std::fs::metadata(BRIDGE_FILTER) else { return Ok(()) };
+    let asked = &BRIDGE_FILTERS[..network.v6.map_or(1, |_| 2)];
+    let missing = asked.iter().find_map(|path| Some((path, std::fs::metadata(path).err()?)));
+    let Some((path, error)) = missing else { return Ok(()) };
     if matches!(options.store, StoreOptions::Kube(_)) {
         anyhow::bail!(
-            "Failed to check br_netfilter: stat {BRIDGE_FILTER}: {error}; services of Kubernetes \
+            "Failed to check br_netfilter: stat {path}: {error}; services of Kubernetes \
              do not work between pods of this host without it: load the kernel module \
              br_netfilter"
         );
     }
     info!(
-        "{BRIDGE_FILTER}: {error}: iptables does not see traffic between pods of this host; \
+        "{path}: {error}: iptables does not see traffic between pods of this host; \
          services of Kubernetes need the kernel module br_netfilter"
     );
     Ok(())
