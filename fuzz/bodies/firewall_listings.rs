@@ -10,9 +10,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use weft::netfilter::diff::Trigger;
 use weft::netfilter::guard::{self, Guard};
-use weft::netfilter::rules::{Purpose, Rule, Wanted};
+use weft::netfilter::rules::{Family, Purpose, Rule, Wanted};
 use weft::netfilter::{iptables, nftables};
-use weft::route::Prefix;
+use weft::route::{Prefix, Prefixes};
 use weft::status::TunnelEnd;
 
 type Chains = Vec<(Purpose, Vec<Rule>)>;
@@ -21,20 +21,21 @@ type Chains = Vec<(Purpose, Vec<Rule>)>;
 pub(crate) fn run(data: &[u8]) {
     let [choice, rest @ ..] = data else { return };
     let is = |bit: u8| choice & 1 << bit != 0;
-    let prefix = |text: &str| text.parse::<Prefix>().expect("a prefix");
+    let prefixes = |text: &str| text.parse::<Prefixes>().expect("a prefix of each family");
     let wanted = Wanted {
-        network: prefix("10.5.0.0/16"),
-        subnet: prefix("10.5.3.0/24"),
+        networks: prefixes("10.5.0.0/16,fd00:5::/48"),
+        subnets: prefixes("10.5.3.0/24,fd00:5:0:3::/64"),
         masquerade: is(1),
         forward: is(2),
         random_ports: is(3),
     };
     let trigger = if is(4) { Trigger::Start } else { Trigger::Resync };
+    let family = if is(5) { Family::V6 } else { Family::V4 };
     let text = String::from_utf8_lossy(rest);
     if is(0) {
-        nft(&text, &wanted, trigger);
+        nft(&text, &wanted, family, trigger);
     } else {
-        iptables(&text, &wanted.chains(), trigger);
+        iptables(&text, &wanted.chains(family), trigger);
     }
 }
 
@@ -111,18 +112,20 @@ fn printed(tables: &Tables) -> Vec<String> {
     chains.collect()
 }
 
-fn nft(json: &str, wanted: &Wanted, trigger: Trigger) {
+fn nft(json: &str, wanted: &Wanted, family: Family, trigger: Trigger) {
     if let Ok(found) = nftables::ListedRules::parse(json) {
-        let input = nftables::transaction(&wanted.chains(), &found, trigger).unwrap_or_default();
-        for line in input.lines() {
+        let (table, chains) = (nftables::table(family), wanted.chains(family));
+        let input = nftables::transaction(table, &chains, &found, trigger);
+        for line in input.unwrap_or_default().lines() {
             let words: Vec<_> = line.split(' ').collect();
             assert!(["add", "flush", "delete"].contains(&words[0]), "{line}");
-            assert_eq!(words[2..4], ["ip", nftables::TABLE], "{line}");
+            assert_eq!((words[2], words[3]), table, "{line}");
         }
     }
-    if let Ok(Some(input)) = nftables::removal(json, nftables::is_flannels) {
+    let is_of_family = |word: &str, name: &str| nftables::table(family) == (word, name);
+    if let Ok(Some(input)) = nftables::removal(json, is_of_family) {
         let ours = ["delete table ip flannel-ipv4", "delete table ip6 flannel-ipv6"];
-        assert!(input.lines().all(|line| ours.contains(&line)), "{input:?}");
+        assert!(input.lines().all(|line| line == ours[family as usize]), "{input:?}");
     }
     if let Ok(Some(input)) = nftables::removal(json, guard::is_guard) {
         for line in input.lines() {
@@ -135,7 +138,7 @@ fn nft(json: &str, wanted: &Wanted, trigger: Trigger) {
     let Ok(found) = guard::ListedGuard::parse(json) else { return };
     let wanted = Guard {
         tunnel: TunnelEnd::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
-        network: wanted.network,
+        network: wanted.networks.v4().expect("a network of IPv4"),
         peers: BTreeSet::from([Ipv4Addr::new(192, 0, 2, 2), Ipv4Addr::new(192, 0, 2, 3)]),
     };
     let edits = wanted.edits(&found).unwrap_or_default();

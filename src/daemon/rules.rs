@@ -16,11 +16,12 @@ use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{self, BLACKHOLE_METRIC, NetlinkError};
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler};
 use crate::netfilter::rules::Wanted;
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 use crate::status::Kept;
 
 /// How long a start waits for its rules before it continues without them. Setting them takes about
-/// 30 ms; another program's lock may take a minute, and packets need not wait for it.
+/// 30 ms for each family; another program's lock may take a minute, and packets need not wait for
+/// it.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// For IPv4 and IPv6; they exist only with the module br_netfilter.
@@ -33,11 +34,12 @@ const BRIDGE_FILTERS: [&str; 2] = [
 pub(super) fn reconciler(
     options: &Options,
     network: &NetworkConfig,
-    subnet: Prefix,
+    subnets: Prefixes,
     previous: &Previous,
 ) -> RuleReconciler {
     let RuleOptions { masquerade, random_ports, forward, resync, .. } = options.rules;
-    let wanted = Wanted { network: network.v4.network, subnet, masquerade, forward, random_ports };
+    let networks = network.networks();
+    let wanted = Wanted { networks, subnets, masquerade, forward, random_ports };
     let flavour = if network.enable_nftables { Flavour::Nftables } else { Flavour::Iptables };
     if !wanted.is_nothing() {
         log_recycling(flavour, &wanted, previous);
@@ -47,13 +49,13 @@ pub(super) fn reconciler(
 
 /// flanneld's phrase. The first pass of the reconciler removes the earlier run's rules in any case.
 fn log_recycling(flavour: Flavour, wanted: &Wanted, previous: &Previous) {
-    let (Some(network), Some(subnet)) = (previous.network(), previous.subnet()) else { return };
-    if (network, subnet) != (wanted.network, wanted.subnet) {
+    let (Some(network), Some(subnet)) = (previous.networks, previous.subnets) else { return };
+    if (network, subnet) != (wanted.networks, wanted.subnets) {
         info!(
             "Current network or subnet ({}, {}) is not equal to previous one ({network}, \
              {subnet}), trying to recycle old {} rules",
-            wanted.network,
-            wanted.subnet,
+            wanted.networks,
+            wanted.subnets,
             flavour.name()
         );
     }

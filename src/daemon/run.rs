@@ -301,7 +301,7 @@ async fn work(
     let (Begun { plan, interface, held, guard, .. }, backend) = start.await?;
     let (subnet, view) = (v4_of(&held)?, backend.view());
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
-    let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
+    let reconciler = rules::reconciler(options, &plan.network, held.subnets(), previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
     let refused = reconciler.refused();
     let trigger = before.as_ref().map_or(Trigger::Start, |_| Trigger::Resync);

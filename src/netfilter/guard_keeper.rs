@@ -132,7 +132,7 @@ impl GuardKeeper {
 /// What there is of the guard of `network`; nothing if it can't be read, as when somebody gave the
 /// table flags, which nft 1.0.6 does not print as JSON.
 async fn found(network: Prefix) -> Result<Option<ListedGuard>, RuleError> {
-    let printed = list_table(&table_name(network)).await?;
+    let printed = list_table(("ip", &table_name(network))).await?;
     Ok(printed.and_then(|text| ListedGuard::parse(&text).ok()))
 }
 

@@ -1,18 +1,27 @@
 //! The rules in nftables' syntax: parses `nft -j list table`, writes input for `nft -f`. Pure.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::netfilter::diff::{ListedChain, Repair, Trigger, compare};
-use crate::netfilter::rules::{Chain, KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
+use crate::netfilter::rules::{
+    Block, Chain, Family, KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict,
+};
 
-/// The table of our rules, by flannel's name.
-pub const TABLE: &str = "flannel-ipv4";
+/// A table by its family, in nft's word, and its name.
+pub type Table = (&'static str, &'static str);
 
-/// flannel's table for IPv6, which it makes even where there is no IPv6.
-const TABLE_IPV6: &str = "flannel-ipv6";
+/// The table of our rules for `family`, by flannel's name. flannel makes that of IPv6 even where
+/// there is no IPv6.
+pub fn table(family: Family) -> Table {
+    match family {
+        Family::V4 => ("ip", "flannel-ipv4"),
+        Family::V6 => ("ip6", "flannel-ipv6"),
+    }
+}
 
 /// A chain with its hook, by flannel's names.
 struct Place {
@@ -83,11 +92,6 @@ fn take_object(kind: &str, object: &Value, place: &Place, found: &mut ListedChai
     }
 }
 
-/// Whether a table of this family and name is flannel's.
-pub fn is_flannels(family: &str, name: &str) -> bool {
-    [("ip", TABLE), ("ip6", TABLE_IPV6)].contains(&(family, name))
-}
-
 /// Input for `nft -f` that removes those of `nft -j list tables` that `is_meant` takes by their
 /// family and name.
 pub fn removal(
@@ -118,35 +122,42 @@ pub fn objects(json: &str) -> Result<Vec<(String, Value)>, ListError> {
     Ok(listing.nftables.into_iter().flatten().collect())
 }
 
-/// Input for `nft -f` that corrects the chains of `wanted`; `None` if they are correct. It is
-/// applied atomically: there is no moment without rules.
-pub fn transaction(wanted: &[Chain], found: &ListedRules, trigger: Trigger) -> Option<String> {
+/// Input for `nft -f` that corrects the chains of `wanted` in `table`; `None` if they are correct.
+/// It is applied atomically: there is no moment without rules.
+pub fn transaction(
+    table: Table,
+    wanted: &[Chain],
+    found: &ListedRules,
+    trigger: Trigger,
+) -> Option<String> {
     let chains = wanted.iter().map(|(purpose, rules)| {
         let found = &found.chains[*purpose as usize];
         let repair = compare(rules, found, is_printed_as, trigger);
-        chain_lines(&PLACES[*purpose as usize], &repair)
+        chain_lines(table, &PLACES[*purpose as usize], &repair)
     });
     let lines: Vec<_> = chains.flatten().collect();
     if lines.is_empty() {
         return None;
     }
-    let table = format!("add table ip {TABLE} {{ comment \"rules for {TABLE}\" ; }}");
-    Some(format!("{table}\n{}\n", lines.join("\n")))
+    let (family, name) = table;
+    let head = format!("add table {family} {name} {{ comment \"rules for {name}\" ; }}");
+    Some(format!("{head}\n{}\n", lines.join("\n")))
 }
 
-fn chain_lines(place: &Place, repair: &Repair<Printed>) -> Vec<String> {
+fn chain_lines((family, table): Table, place: &Place, repair: &Repair<Printed>) -> Vec<String> {
     let Place { chain, kind, hook, priority, comment } = place;
+    let chain = format!("{family} {table} {chain}");
     let mut lines = Vec::new();
     if repair.is_refilled {
         lines.push(format!(
-            "add chain ip {TABLE} {chain} {{ type {kind} hook {hook} priority {priority} ; \
+            "add chain {chain} {{ type {kind} hook {hook} priority {priority} ; \
              comment \"{comment}\" ; }}"
         ));
-        lines.push(format!("flush chain ip {TABLE} {chain}"));
+        lines.push(format!("flush chain {chain}"));
     }
-    let delete = |(handle, _): &Printed| format!("delete rule ip {TABLE} {chain} handle {handle}");
+    let delete = |(handle, _): &Printed| format!("delete rule {chain} handle {handle}");
     lines.extend(repair.remove.iter().map(delete));
-    let add = |rule: &Rule| format!("add rule ip {TABLE} {chain} {}", spell(rule));
+    let add = |rule: &Rule| format!("add rule {chain} {}", spell(rule));
     lines.extend(repair.append.iter().map(add));
     lines
 }
@@ -159,8 +170,8 @@ fn spell(rule: &Rule) -> String {
     for (field, side) in [("saddr", rule.source), ("daddr", rule.destination)] {
         match side {
             None => {}
-            Some(Side::In(prefix)) => words.push(format!("ip {field} {prefix}")),
-            Some(Side::NotIn(prefix)) => words.push(format!("ip {field} != {prefix}")),
+            Some(Side::In(block)) => words.push(format!("{} {field} {block}", word(block))),
+            Some(Side::NotIn(block)) => words.push(format!("{} {field} != {block}", word(block))),
         }
     }
     words.push(match rule.verdict {
@@ -170,6 +181,11 @@ fn spell(rule: &Rule) -> String {
         Verdict::Masquerade { random_ports: true } => "masquerade fully-random".to_owned(),
     });
     words.join(" ")
+}
+
+/// What nft calls the family of `block`.
+fn word(block: Block) -> &'static str {
+    if block.network.is_ipv4() { "ip" } else { "ip6" }
 }
 
 fn is_printed_as(rule: &Rule, (_, printed): &Printed) -> bool {
@@ -187,17 +203,18 @@ fn expressions(rule: &Rule, random_flags: &Value) -> Value {
         all.push(compare("==", marks, json!(KUBE_PROXY_MARK)));
     }
     for (field, side) in [("saddr", rule.source), ("daddr", rule.destination)] {
-        let (op, prefix) = match side {
+        let (op, block) = match side {
             None => continue,
-            Some(Side::In(prefix)) => ("==", prefix),
-            Some(Side::NotIn(prefix)) => ("!=", prefix),
+            Some(Side::In(block)) => ("==", block),
+            Some(Side::NotIn(block)) => ("!=", block),
         };
-        let (address, length_bits) = (prefix.network(), prefix.length_bits());
-        let address = match length_bits {
-            32 => json!(address),
-            _ => json!({ "prefix": { "addr": address, "len": length_bits } }),
+        let Block { network, length_bits } = block;
+        let right = match (network, length_bits) {
+            (IpAddr::V4(_), 32) | (IpAddr::V6(_), 128) => json!(network),
+            _ => json!({ "prefix": { "addr": network, "len": length_bits } }),
         };
-        all.push(compare(op, json!({ "payload": { "protocol": "ip", "field": field } }), address));
+        let payload = json!({ "payload": { "protocol": word(block), "field": field } });
+        all.push(compare(op, payload, right));
     }
     all.push(match rule.verdict {
         Verdict::Return => json!({ "return": null }),

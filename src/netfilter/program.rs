@@ -34,14 +34,35 @@ pub struct Program {
     pub package: &'static str,
 }
 
-/// Prints its version.
-pub const IPTABLES: Program = Program { name: "iptables", package: "iptables" };
-/// Prints the rules of a table.
-pub const IPTABLES_SAVE: Program = Program { name: "iptables-save", package: "iptables" };
-/// Takes a transaction.
-pub const IPTABLES_RESTORE: Program = Program { name: "iptables-restore", package: "iptables" };
-/// Does both for nftables.
+/// The programs of iptables for one family.
+#[derive(Debug, Clone, Copy)]
+pub struct Iptables {
+    /// Prints its version, and the rules of a chain.
+    pub list: Program,
+    /// Prints the rules of a table.
+    pub save: Program,
+    /// Takes a transaction.
+    pub restore: Program,
+}
+
+/// Those of IPv4.
+pub const IPTABLES: Iptables = Iptables {
+    list: of_iptables("iptables"),
+    save: of_iptables("iptables-save"),
+    restore: of_iptables("iptables-restore"),
+};
+/// Those of IPv6.
+pub const IP6TABLES: Iptables = Iptables {
+    list: of_iptables("ip6tables"),
+    save: of_iptables("ip6tables-save"),
+    restore: of_iptables("ip6tables-restore"),
+};
+/// Does all of it for nftables.
 pub const NFT: Program = Program { name: "nft", package: "nftables" };
+
+const fn of_iptables(name: &'static str) -> Program {
+    Program { name, package: "iptables" }
+}
 
 /// Why a program failed.
 #[derive(Debug, thiserror::Error)]

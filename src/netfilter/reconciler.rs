@@ -15,10 +15,8 @@ use crate::failure::{LogOnce, with_causes};
 use crate::netfilter::diff::Trigger;
 use crate::netfilter::iptables::{self, Ability, Place, SavedRules};
 use crate::netfilter::nftables;
-use crate::netfilter::program::{
-    IPTABLES, IPTABLES_RESTORE, IPTABLES_SAVE, LOCK_WAIT_S, NFT, ProgramError,
-};
-use crate::netfilter::rules::{Purpose, Wanted};
+use crate::netfilter::program::{IP6TABLES, IPTABLES, Iptables, LOCK_WAIT_S, NFT, ProgramError};
+use crate::netfilter::rules::{Family, Purpose, Wanted};
 use crate::status::Kept;
 use crate::words::words;
 
@@ -39,6 +37,13 @@ words! {
     }
 }
 
+/// What can be asked for at once: nft lists the tables of both families.
+const LISTINGS: [(Flavour, &[Family]); 3] = [
+    (Flavour::Iptables, &[Family::V4]),
+    (Flavour::Iptables, &[Family::V6]),
+    (Flavour::Nftables, Family::ALL),
+];
+
 /// Why the rules could not be read or set.
 #[derive(Debug, thiserror::Error)]
 pub enum RuleError {
@@ -50,10 +55,11 @@ pub enum RuleError {
     List(#[from] nftables::ListError),
     /// A table of iptables contains rules of nft, and iptables cannot list it.
     #[error(
-        "iptables cannot read its own tables, because rules of nft are in them ({0}): move those \
-         to a table of their own, or set EnableNFTables"
+        "{program} cannot read its own tables, because rules of nft are in them ({complaint}): \
+         move those to a table of their own, or set EnableNFTables",
+        program = .0.list.name, complaint = .1
     )]
-    Incompatible(String),
+    Incompatible(Iptables, String),
 }
 
 /// Takes note of a check: whether it repaired something, unless it failed.
@@ -75,16 +81,23 @@ impl RuleError {
     }
 }
 
+/// Rules of an earlier run in a firewall, of families that nothing is wanted of there.
+type Earlier = (Flavour, Vec<Family>, LogOnce);
+
 /// Reconciles the rules of one daemon.
 #[derive(Debug)]
 pub struct RuleReconciler {
     flavour: Flavour,
     wanted: Wanted,
     resync: Duration,
-    ability: Option<Ability>,
+    /// By family.
+    abilities: [Option<Ability>; 2],
+    /// By family: whether its start is over. What others put into the chains since then stays, also
+    /// while the other family's start fails.
+    has_begun: [bool; 2],
     logged: LogOnce,
-    /// While rules of an earlier run may be left in the other firewall.
-    other: Option<LogOnce>,
+    /// Where rules of an earlier run may be left.
+    earlier: Vec<Earlier>,
     state: watch::Sender<Kept>,
     /// Whether the firewall refused the last attempt of a start, and is asked again.
     refused: watch::Sender<bool>,
@@ -93,13 +106,21 @@ pub struct RuleReconciler {
 impl RuleReconciler {
     /// Will check `wanted` every `resync`.
     pub fn new(flavour: Flavour, wanted: Wanted, resync: Duration) -> Self {
+        let is_unwanted = |family: &Family| wanted.chains(*family).is_empty();
+        let earlier = LISTINGS.iter().map(|(other, families)| {
+            let families = families.iter().copied();
+            let families = families.filter(|family| *other != flavour || is_unwanted(family));
+            (*other, families.collect::<Vec<_>>(), LogOnce::default())
+        });
+        let earlier = earlier.filter(|(_, families, _)| !families.is_empty());
         Self {
             flavour,
             wanted,
             resync,
-            ability: None,
+            abilities: [None; 2],
+            has_begun: [false; 2],
             logged: LogOnce::default(),
-            other: Some(LogOnce::default()),
+            earlier: earlier.collect(),
             state: watch::Sender::new(Kept::default()),
             refused: watch::Sender::new(false),
         }
@@ -171,17 +192,28 @@ impl RuleReconciler {
             info!("Setting up masking rules");
         }
         if self.wanted.forward {
-            let network = self.wanted.network;
-            info!("Setting up forward rules: what is from or to {network} is accepted");
+            let networks = self.wanted.networks;
+            info!("Setting up forward rules: what is from or to {networks} is accepted");
         }
     }
 
     /// Checks the rules, and repairs them if needed; whether it did.
     pub async fn reconcile(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
-        let result = match self.flavour {
-            Flavour::Iptables => self.reconcile_iptables(trigger).await,
-            Flavour::Nftables => self.reconcile_nftables(trigger).await,
-        };
+        let mut results = Vec::new();
+        for family in Family::ALL.iter().copied() {
+            if self.wanted.chains(family).is_empty() {
+                continue;
+            }
+            let has_begun = self.has_begun[family as usize];
+            let trigger = if has_begun { Trigger::Resync } else { trigger };
+            let result = match self.flavour {
+                Flavour::Iptables => self.reconcile_iptables(family, trigger).await,
+                Flavour::Nftables => self.reconcile_nftables(family, trigger).await,
+            };
+            self.has_begun[family as usize] |= result.is_ok();
+            results.push(result);
+        }
+        let result = any(results);
         let is_repaired = result.as_ref().ok();
         let is_repaired = is_repaired.map(|changed| *changed && trigger == Trigger::Resync);
         self.state.send_modify(|state| note(state, is_repaired));
@@ -189,92 +221,126 @@ impl RuleReconciler {
             if self.logged.forget() {
                 info!("the {} rules are in place", self.flavour.name());
             }
-            self.remove_other().await;
+            self.remove_earlier().await;
         }
         result
     }
 
-    async fn reconcile_iptables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
-        let ability = match self.ability {
+    async fn reconcile_iptables(
+        &mut self,
+        family: Family,
+        trigger: Trigger,
+    ) -> Result<bool, RuleError> {
+        let programs = programs(family);
+        let ability = match self.abilities[family as usize] {
             Some(ability) => ability,
             None => {
-                let ability = ask_iptables().await?;
+                let ability = ask_version(programs).await?;
                 // It has tables of its own.
                 if !ability.lists_chains {
                     make_lock();
                 }
-                *self.ability.insert(ability)
+                *self.abilities[family as usize].insert(ability)
             }
         };
         let random_ports = self.wanted.random_ports && ability.is_modern;
-        let wanted = Wanted { random_ports, ..self.wanted }.chains();
+        let wanted = Wanted { random_ports, ..self.wanted }.chains(family);
         let mut found = SavedRules::default();
         for (purpose, _) in &wanted {
-            if !(ability.lists_chains && list_chains(*purpose, &mut found).await?) {
+            if !(ability.lists_chains && list_chains(programs, *purpose, &mut found).await?) {
                 let table = iptables::PLACES[*purpose as usize].table;
-                read_iptables(&["-t", table], &mut found).await?;
+                read_tables(programs, &["-t", table], &mut found).await?;
             }
         }
         let Some(text) = iptables::transaction(&wanted, &found, trigger) else { return Ok(false) };
-        self.log_repair(trigger);
-        restore(&text, ability).await?;
+        self.log_repair(family, trigger);
+        restore(programs, &text, ability).await?;
         Ok(true)
     }
 
-    async fn reconcile_nftables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
-        let printed = list_table(nftables::TABLE).await?;
+    async fn reconcile_nftables(
+        &mut self,
+        family: Family,
+        trigger: Trigger,
+    ) -> Result<bool, RuleError> {
+        let (table, wanted) = (nftables::table(family), self.wanted.chains(family));
+        let printed = list_table(table).await?;
         let found = printed.map(|text| nftables::ListedRules::parse(&text)).transpose()?;
         let found = found.unwrap_or_default();
-        let Some(text) = nftables::transaction(&self.wanted.chains(), &found, trigger) else {
+        let Some(text) = nftables::transaction(table, &wanted, &found, trigger) else {
             return Ok(false);
         };
-        self.log_repair(trigger);
+        self.log_repair(family, trigger);
         apply_nftables(&text).await?;
         Ok(true)
     }
 
-    fn log_repair(&self, trigger: Trigger) {
+    fn log_repair(&self, family: Family, trigger: Trigger) {
         if trigger == Trigger::Resync {
             let flavour = self.flavour.name();
-            info!("Some {flavour} rules are missing or out of order; repairing them");
+            info!("Some {flavour} rules for {family} are missing or out of order; repairing them");
         }
     }
 
-    /// Removes the rules of an earlier run from the other firewall, until there are none.
-    async fn remove_other(&mut self) {
-        let Some(logged) = &mut self.other else { return };
-        let other = match self.flavour {
-            Flavour::Iptables => Flavour::Nftables,
-            Flavour::Nftables => Flavour::Iptables,
-        };
-        let name = other.name();
-        match other.remove_rules().await {
-            Ok(true) => info!("removed the {name} rules of an earlier run"),
-            Ok(false) => {}
-            Err(error) => {
-                return logged.once(&with_causes(&error), |text| {
-                    warn!("{name} rules of an earlier run may be left: {text}; retrying");
-                });
+    /// Removes the rules of an earlier run from where nothing is wanted, until there are none.
+    async fn remove_earlier(&mut self) {
+        for (flavour, families, mut logged) in std::mem::take(&mut self.earlier) {
+            let name = flavour.name();
+            let is_unwanted = families.iter().all(|it| self.wanted.chains(*it).is_empty());
+            match flavour.remove_rules(&families).await {
+                Ok(true) => info!("removed the {name} rules of an earlier run"),
+                Ok(false) => {}
+                // A network without IPv6 does not ask for its rules again and again.
+                Err(error) if is_unwanted && !error.is_passing() => {
+                    let text = with_causes(&error);
+                    info!("{name} rules of an earlier run for IPv6 are not looked for: {text}");
+                }
+                Err(error) => {
+                    logged.once(&with_causes(&error), |text| {
+                        warn!("{name} rules of an earlier run may be left: {text}; retrying");
+                    });
+                    self.earlier.push((flavour, families, logged));
+                }
             }
         }
-        self.other = None;
     }
 }
 
 impl Flavour {
-    /// Removes the rules of flanneld and weftd from this firewall; whether there were any. One
-    /// whose program is not installed has none.
-    pub async fn remove_rules(self) -> Result<bool, RuleError> {
-        let result = match self {
-            Self::Iptables => remove_iptables().await,
-            Self::Nftables => remove_tables(nftables::is_flannels).await,
+    /// Removes the rules of flanneld and weftd for `families` from this firewall; whether there
+    /// were any. One whose program is not installed has none.
+    pub async fn remove_rules(self, families: &[Family]) -> Result<bool, RuleError> {
+        let mut results = Vec::new();
+        let is_meant = |family: &str, name: &str| {
+            families.iter().any(|it| nftables::table(*it) == (family, name))
         };
-        if result.as_ref().is_err_and(RuleError::is_missing_program) { Ok(false) } else { result }
+        match self {
+            Self::Nftables => results.push(remove_tables(is_meant).await),
+            Self::Iptables => {
+                for family in families {
+                    results.push(remove_iptables(programs(*family)).await);
+                }
+            }
+        }
+        results.retain(|result| !result.as_ref().is_err_and(RuleError::is_missing_program));
+        any(results)
     }
 }
 
-async fn ask_iptables() -> Result<Ability, ProgramError> {
-    let version = IPTABLES.run(&["--version"], "").await?;
+/// Whether any of them is true; the first error, if there is one.
+fn any(results: Vec<Result<bool, RuleError>>) -> Result<bool, RuleError> {
+    results.into_iter().try_fold(false, |any, result| Ok(any | result?))
+}
+
+fn programs(family: Family) -> Iptables {
+    match family {
+        Family::V4 => IPTABLES,
+        Family::V6 => IP6TABLES,
+    }
+}
+
+async fn ask_version(programs: Iptables) -> Result<Ability, ProgramError> {
+    let version = programs.list.run(&["--version"], "").await?;
     debug!("{}", version.trim_end());
     Ok(Ability::of_version(&version))
 }
@@ -296,11 +362,15 @@ fn make_lock() {
 /// Reads the two chains of `purpose`; false, and nothing read, if the kernel's own cannot be
 /// listed. If ours cannot, it counts as missing: the words for that differ by iptables' version,
 /// and the transaction that makes a chain empties one that is there.
-async fn list_chains(purpose: Purpose, found: &mut SavedRules) -> Result<bool, ProgramError> {
+async fn list_chains(
+    programs: Iptables,
+    purpose: Purpose,
+    found: &mut SavedRules,
+) -> Result<bool, ProgramError> {
     let Place { table, base, chain: own, .. } = iptables::PLACES[purpose as usize];
     found.take_line(&format!("*{table}"));
     for chain in [base, own] {
-        match IPTABLES.run(&["-t", table, "-S", chain], "").await {
+        match programs.list.run(&["-t", table, "-S", chain], "").await {
             Ok(text) => text.lines().for_each(|line| found.take_line(line)),
             Err(ProgramError::Refused { .. }) if chain == own => {}
             Err(ProgramError::Refused { .. }) => return Ok(false),
@@ -310,32 +380,34 @@ async fn list_chains(purpose: Purpose, found: &mut SavedRules) -> Result<bool, P
     Ok(true)
 }
 
-async fn read_iptables(arguments: &[&str], found: &mut SavedRules) -> Result<(), RuleError> {
-    let text = IPTABLES_SAVE.run(arguments, "").await?;
+async fn read_tables(
+    programs: Iptables,
+    arguments: &[&str],
+    found: &mut SavedRules,
+) -> Result<(), RuleError> {
+    let text = programs.save.run(arguments, "").await?;
     if let Some(line) = text.lines().find(|line| iptables::is_incompatible(line)) {
         let line = line.trim_start_matches(['#', ' ']).to_owned();
-        return Err(RuleError::Incompatible(line));
+        return Err(RuleError::Incompatible(programs, line));
     }
     text.lines().for_each(|line| found.take_line(line));
     Ok(())
 }
 
-async fn restore(text: &str, ability: Ability) -> Result<(), ProgramError> {
+async fn restore(programs: Iptables, text: &str, ability: Ability) -> Result<(), ProgramError> {
     let wait = format!("--wait={LOCK_WAIT_S}");
     let mut arguments = vec!["--noflush"];
     arguments.extend(ability.is_modern.then_some(wait.as_str()));
-    IPTABLES_RESTORE.run(&arguments, text).await.map(drop)
+    programs.restore.run(&arguments, text).await.map(drop)
 }
 
-async fn remove_iptables() -> Result<bool, RuleError> {
-    let ability = ask_iptables().await?;
+async fn remove_iptables(programs: Iptables) -> Result<bool, RuleError> {
     let mut found = SavedRules::default();
     // Without a table's name it lists the existing ones, and creates none.
-    read_iptables(&[], &mut found).await?;
-    match iptables::removal(&found) {
-        Some(text) => Ok(restore(&text, ability).await.map(|()| true)?),
-        None => Ok(false),
-    }
+    read_tables(programs, &[], &mut found).await?;
+    let Some(text) = iptables::removal(&found) else { return Ok(false) };
+    restore(programs, &text, ask_version(programs).await?).await?;
+    Ok(true)
 }
 
 /// Has nft carry out a transaction.
@@ -343,9 +415,11 @@ pub(super) async fn apply_nftables(text: &str) -> Result<(), ProgramError> {
     NFT.run(&["-f", "-"], text).await.map(drop)
 }
 
-/// What nft prints of a table of IPv4; nothing if it is not there.
-pub(super) async fn list_table(name: &str) -> Result<Option<String>, ProgramError> {
-    match NFT.run(&["-j", "list", "table", "ip", name], "").await {
+/// What nft prints of a table of this family and name; nothing if it is not there.
+pub(super) async fn list_table(
+    (family, name): (&str, &str),
+) -> Result<Option<String>, ProgramError> {
+    match NFT.run(&["-j", "list", "table", family, name], "").await {
         Err(error) if error.is_absence() => Ok(None),
         printed => printed.map(Some),
     }

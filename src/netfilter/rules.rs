@@ -1,20 +1,32 @@
 //! The rules that a node wants, as values. The only place that knows flannel's rule set; it knows
 //! no firewall's syntax.
 
-use std::net::Ipv4Addr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::route::Prefix;
+use crate::route::{Address, Prefix, Prefixes};
+use crate::words::words;
 
 /// The bit by which kube-proxy marks what it masquerades itself. Any other bit may be set as well.
 pub const KUBE_PROXY_MARK: u32 = 0x4000;
 
+words! {
+    /// A family of addresses: each firewall keeps its rules in tables of their own.
+    Family {
+        /// Always there.
+        V4 = "IPv4",
+        /// In networks that have it.
+        V6 = "IPv6",
+    }
+}
+
 /// What a node wants, after its flags and its lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// The overlay's network.
-    pub network: Prefix,
-    /// The node's own subnet.
-    pub subnet: Prefix,
+    /// The overlay's networks.
+    pub networks: Prefixes,
+    /// The node's own subnets.
+    pub subnets: Prefixes,
     /// Whether what leaves the overlay is masqueraded.
     pub masquerade: bool,
     /// Whether what the overlay sends and gets may be forwarded.
@@ -28,14 +40,15 @@ pub struct Wanted {
 pub type Chain = (Purpose, Vec<Rule>);
 
 impl Wanted {
-    /// What is wanted, with the rules of each in their order.
-    pub fn chains(&self) -> Vec<Chain> {
+    /// What is wanted of `family`, with the rules of each in their order; nothing if the network
+    /// does not have it.
+    pub fn chains(&self, family: Family) -> Vec<Chain> {
         let is_wanted = |purpose: &Purpose| match purpose {
             Purpose::Masquerade => self.masquerade,
             Purpose::Forward => self.forward,
         };
         let wanted = Purpose::ALL.into_iter().filter(is_wanted);
-        wanted.map(|purpose| (purpose, self.rules(purpose))).collect()
+        wanted.filter_map(|purpose| Some((purpose, self.rules(family, purpose)?))).collect()
     }
 
     /// Whether no rule is wanted, and the firewall is left alone.
@@ -43,8 +56,8 @@ impl Wanted {
         !self.masquerade && !self.forward
     }
 
-    fn rules(&self, purpose: Purpose) -> Vec<Rule> {
-        let (network, subnet) = (self.network, self.subnet);
+    fn rules(&self, family: Family, purpose: Purpose) -> Option<Vec<Rule>> {
+        let (network, subnet) = (family.of(self.networks)?, family.of(self.subnets)?);
         let both = |source, destination, verdict| Rule {
             only_marked: false,
             source: Some(source),
@@ -52,7 +65,7 @@ impl Wanted {
             verdict,
         };
         let masquerade = Verdict::Masquerade { random_ports: self.random_ports };
-        match purpose {
+        Some(match purpose {
             Purpose::Masquerade => vec![
                 // kube-proxy masquerades it, and some kernels corrupt what is translated twice.
                 Rule { only_marked: true, ..Rule::all(Verdict::Return) },
@@ -61,7 +74,7 @@ impl Wanted {
                 both(Side::In(network), Side::In(subnet), Verdict::Return),
                 // So do our pods those of a client outside that is routed to them.
                 both(Side::NotIn(network), Side::In(subnet), Verdict::Return),
-                both(Side::In(network), Side::NotIn(multicast()), masquerade),
+                both(Side::In(network), Side::NotIn(family.multicast()), masquerade),
                 // A host's answer from a remote pod must come back to this node.
                 both(Side::NotIn(network), Side::In(network), masquerade),
             ],
@@ -69,13 +82,26 @@ impl Wanted {
                 Rule { source: Some(Side::In(network)), ..Rule::all(Verdict::Accept) },
                 Rule { destination: Some(Side::In(network)), ..Rule::all(Verdict::Accept) },
             ],
-        }
+        })
     }
 }
 
-/// 224.0.0.0/4, which must not be masqueraded.
-pub fn multicast() -> Prefix {
-    Prefix::new(Ipv4Addr::new(224, 0, 0, 0), 4).expect("4 bits are a prefix length")
+impl Family {
+    /// What there is of this family.
+    fn of(self, prefixes: Prefixes) -> Option<Block> {
+        match self {
+            Self::V4 => prefixes.v4().map(Block::from),
+            Self::V6 => prefixes.v6().map(Block::from),
+        }
+    }
+
+    /// 224.0.0.0/4 or ff00::/8, which must not be masqueraded.
+    fn multicast(self) -> Block {
+        match self {
+            Self::V4 => Block { network: Ipv4Addr::new(224, 0, 0, 0).into(), length_bits: 4 },
+            Self::V6 => Block { network: Ipv6Addr::from_bits(0xff << 120).into(), length_bits: 8 },
+        }
+    }
 }
 
 /// What a chain is for.
@@ -117,13 +143,34 @@ impl Rule {
     }
 }
 
+/// A prefix of either family.
+///
+/// INVARIANT: it was a [`Prefix`], so its host bits are zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    pub(super) network: IpAddr,
+    pub(super) length_bits: u8,
+}
+
+impl<A: Address + Into<IpAddr>> From<Prefix<A>> for Block {
+    fn from(prefix: Prefix<A>) -> Self {
+        Self { network: prefix.network().into(), length_bits: prefix.length_bits() }
+    }
+}
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network, self.length_bits)
+    }
+}
+
 /// One end of a packet's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Inside the prefix.
-    In(Prefix),
+    In(Block),
     /// Outside the prefix.
-    NotIn(Prefix),
+    NotIn(Block),
 }
 
 /// What becomes of a packet.

@@ -21,6 +21,7 @@ use crate::host::node_lock::{NodeLock, NodeLockError};
 use crate::host::state::{KernelFamily, Link, Route, RouteKind, RouteProtocol};
 use crate::netfilter::guard_keeper::remove_guards;
 use crate::netfilter::reconciler::Flavour;
+use crate::netfilter::rules::Family;
 use crate::route::{Prefix, Prefixes};
 use crate::tool::ask::wait_for;
 
@@ -111,7 +112,8 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
     remove_routes(networks.and_then(Prefixes::v4), account).await?;
     remove_routes(networks.and_then(Prefixes::v6), account).await?;
     for flavour in [Flavour::Nftables, Flavour::Iptables] {
-        account.take(format!("the rules of {}", flavour.name()), flavour.remove_rules().await);
+        let removed = flavour.remove_rules(Family::ALL).await;
+        account.take(format!("the rules of {}", flavour.name()), removed);
     }
     account.take("the guard of the tunnel's port", remove_guards(|_| true).await);
     Ok(())

@@ -20,7 +20,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("fast_path", 571, 5164),
     ("forward", 664, 6067),
     ("host", 2715, 28767),
-    ("netfilter", 1083, 10828),
+    ("netfilter", 1213, 11996),
     ("offload", 769, 7187),
     ("packet", 685, 6871),
     ("rights", 55, 575),

@@ -4,22 +4,18 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::netfilter::rules::{Purpose, Side, Verdict, Wanted};
+use crate::netfilter::rules::{Family, Purpose, Side, Verdict, Wanted};
 use crate::route::Prefix;
-
-fn prefix(text: &str) -> Prefix {
-    text.parse().unwrap()
-}
 
 fn wanted(network: &str, subnet: &str) -> Vec<Rule> {
     let wanted = Wanted {
-        network: prefix(network),
-        subnet: prefix(subnet),
+        networks: network.parse().unwrap(),
+        subnets: subnet.parse().unwrap(),
         masquerade: true,
         forward: false,
         random_ports: true,
     };
-    wanted.chains().remove(Purpose::Masquerade as usize).1
+    wanted.chains(Family::V4).remove(Purpose::Masquerade as usize).1
 }
 
 fn ours() -> Vec<Rule> {
@@ -90,8 +86,8 @@ fn two_daemons_in_one_chain_converge() {
 }
 
 fn any_found() -> impl Strategy<Value = Vec<Option<Rule>>> {
-    let foreign =
-        Rule { source: Some(Side::In(prefix("192.0.2.0/24"))), ..Rule::all(Verdict::Accept) };
+    let elsewhere = "192.0.2.0/24".parse::<Prefix>().unwrap().into();
+    let foreign = Rule { source: Some(Side::In(elsewhere)), ..Rule::all(Verdict::Accept) };
     let known: Vec<_> = ours().into_iter().chain(theirs()).chain([foreign]).map(Some).collect();
     let one = proptest::sample::select([known, vec![None, None]].concat());
     proptest::collection::vec(one, 0..20)

@@ -1,13 +1,17 @@
 //! Golden text: the words of the rules are those that flannel gives to iptables.
 
 use super::*;
-use crate::netfilter::rules::Wanted;
 use crate::netfilter::rules::tests::wanted;
+use crate::netfilter::rules::{Family, Wanted};
 
 const NAT: &str = include_str!("../golden/masquerade.iptables");
 const FILTER: &str = include_str!("../golden/forward.iptables");
 /// What a host with kube-proxy and Docker has besides ours, as `iptables-save` prints it.
 const FOREIGN: &str = include_str!("../golden/foreign.save");
+
+/// The same for IPv6.
+const NAT_V6: &str = include_str!("../golden/masquerade.ip6tables");
+const FILTER_V6: &str = include_str!("../golden/forward.ip6tables");
 
 const JUMP: &str = "-A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n";
 
@@ -31,17 +35,21 @@ fn found(text: &str) -> SavedRules {
 
 /// What `iptables-save` prints once `FOREIGN` and our rules are there.
 fn in_place() -> String {
+    beside_foreign(NAT, FILTER)
+}
+
+fn beside_foreign(nat: &str, filter: &str) -> String {
     let body = |text: &str| {
         let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('*')).collect();
         lines.join("\n") + "\n"
     };
-    let (filter, nat) = FOREIGN.split_once("*nat").unwrap();
-    let filter = filter.replace("COMMIT\n", &body(FILTER));
-    format!("{filter}*nat{}", nat.replace("COMMIT\n", &body(NAT)))
+    let (before, after) = FOREIGN.split_once("*nat").unwrap();
+    let before = before.replace("COMMIT\n", &body(filter));
+    format!("{before}*nat{}", after.replace("COMMIT\n", &body(nat)))
 }
 
 fn need(save: &str, trigger: Trigger) -> Option<String> {
-    transaction(&wanted().chains(), &found(save), trigger)
+    transaction(&wanted().chains(Family::V4), &found(save), trigger)
 }
 
 #[test]
@@ -53,12 +61,27 @@ fn empty_tables_get_flannels_rules() {
 }
 
 #[test]
+fn each_family_has_rules_of_its_own() {
+    let chains = wanted().chains(Family::V6);
+    let need = |save: &str, trigger| transaction(&chains, &found(save), trigger);
+    let save = beside_foreign(NAT_V6, FILTER_V6);
+    for trigger in [Trigger::Start, Trigger::Resync] {
+        assert_eq!(need(FOREIGN, trigger), Some(format!("{NAT_V6}{FILTER_V6}")));
+        assert_eq!(need(&save, trigger), None, "{save}");
+        assert_ne!(need(&in_place(), trigger), None, "rules of IPv4 are taken for those of IPv6");
+    }
+    let v4_only = Wanted { networks: "10.5.0.0/16".parse().unwrap(), ..wanted() };
+    assert_eq!(v4_only.chains(Family::V6), [], "a network without IPv6");
+    assert_eq!(v4_only.chains(Family::V4), wanted().chains(Family::V4));
+}
+
+#[test]
 fn switched_off_rules_are_not_written() {
     let plain = Wanted { random_ports: false, forward: false, ..wanted() };
-    let text = transaction(&plain.chains(), &SavedRules::default(), Trigger::Start);
+    let text = transaction(&plain.chains(Family::V4), &SavedRules::default(), Trigger::Start);
     assert_eq!(text, Some(NAT.replace(" --random-fully", "")));
     let forward = Wanted { masquerade: false, ..wanted() };
-    let text = transaction(&forward.chains(), &SavedRules::default(), Trigger::Start);
+    let text = transaction(&forward.chains(Family::V4), &SavedRules::default(), Trigger::Start);
     assert_eq!(text, Some(FILTER.to_owned()));
 }
 
@@ -150,7 +173,7 @@ COMMIT
 
 #[test]
 fn only_written_rules_are_recognised() {
-    for (purpose, rules) in wanted().chains() {
+    for (purpose, rules) in Family::ALL.iter().flat_map(|family| wanted().chains(*family)) {
         let comment = PLACES[purpose as usize].comment;
         for rule in rules {
             assert!(is_printed_as(&rule, comment, &spell(&rule, comment)));

@@ -25,7 +25,7 @@ use crate::host::netlink::filters::{FilterPlace, Side, unusual_disciplines};
 use crate::host::netlink::policies::{for_sent, has_policies};
 use crate::host::netlink::{self, neighbours, routes};
 use crate::host::state::{EntryTable, Link, MacAddress, PathToHost};
-use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
+use crate::netfilter::program::{IPTABLES, NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
 use crate::tool::ask::wait_for;
@@ -302,7 +302,7 @@ async fn firewall() -> Result<(Vec<Chain>, String), String> {
     let nft = output(NFT, &["-j", "list", "ruleset"]).await.and_then(|text| {
         firewall::nftables::parse(&text).ok_or_else(|| "nft answered no JSON".to_owned())
     });
-    let iptables = output(IPTABLES_SAVE, &[]).await.map(|text| firewall::iptables::parse(&text));
+    let iptables = output(IPTABLES.save, &[]).await.map(|text| firewall::iptables::parse(&text));
     match (nft, iptables) {
         (Ok(one), Ok(other)) => Ok(([one, other].concat(), String::new())),
         (Ok(chains), Err(_)) => Ok((chains, String::new())),

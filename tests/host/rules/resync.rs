@@ -92,8 +92,8 @@ fn the_loop() {
 
 async fn resync(variant: Variant) {
     let wanted = Wanted {
-        network: "10.5.0.0/16".parse().expect("a prefix"),
-        subnet: "10.5.3.0/24".parse().expect("a prefix"),
+        networks: "10.5.0.0/16".parse().expect("a prefix"),
+        subnets: "10.5.3.0/24".parse().expect("a prefix"),
         masquerade: true,
         forward: true,
         random_ports: true,

@@ -8,9 +8,9 @@ use weft::config::options::RuleOptions;
 use weft::config::subnet_file::{Previous, SubnetFile};
 use weft::control::lease::LeaseAttributes;
 use weft::netfilter::diff::Trigger;
-use weft::netfilter::rules::Wanted;
+use weft::netfilter::rules::{Family, Wanted};
 use weft::netfilter::{iptables as ipt, nftables as nft};
-use weft::route::{IpAddress, Prefix, Prefixes};
+use weft::route::{IpAddress, Prefixes};
 
 use crate::golden::table::Case;
 
@@ -53,9 +53,9 @@ fn wanted<'a>(flags: impl Iterator<Item = &'a str>) -> Wanted {
         panic!("the flags of the case are refused")
     };
     let RuleOptions { masquerade, random_ports, forward, .. } = options.rules;
-    let prefix = |text: &str| -> Prefix { text.parse().expect("a prefix") };
-    let (network, subnet) = (prefix("10.5.0.0/16"), prefix("10.5.3.0/24"));
-    Wanted { network, subnet, masquerade, forward, random_ports }
+    let prefix = |text: &str| -> Prefixes { text.parse().expect("a prefix") };
+    let (networks, subnets) = (prefix("10.5.0.0/16"), prefix("10.5.3.0/24"));
+    Wanted { networks, subnets, masquerade, forward, random_ports }
 }
 
 /// The rule that `given` asks for: table, chain, number, flags.
@@ -64,7 +64,7 @@ pub(crate) fn iptables(case: &Case) -> String {
     let mut word = || words.next().expect("table, chain and number");
     let (table, chain) = (format!("*{}\n", word()), format!("-A {} ", word()));
     let number: usize = word().parse().expect("a number");
-    let chains = wanted(words).chains();
+    let chains = wanted(words).chains(Family::V4);
     let text =
         ipt::transaction(&chains, &ipt::SavedRules::default(), Trigger::Start).unwrap_or_default();
     let Some((_, text)) = text.split_once(&table) else { return "none".to_owned() };
@@ -77,9 +77,13 @@ pub(crate) fn iptables(case: &Case) -> String {
 
 /// The rule that `given` asks for: chain, number.
 pub(crate) fn nftables(case: &Case) -> String {
-    let chains = wanted(std::iter::empty()).chains();
-    let text =
-        nft::transaction(&chains, &nft::ListedRules::default(), Trigger::Start).unwrap_or_default();
+    let wanted = wanted(std::iter::empty());
+    let tables = Family::ALL.iter().filter_map(|family| {
+        let chains = wanted.chains(*family);
+        let nothing = nft::ListedRules::default();
+        nft::transaction(nft::table(*family), &chains, &nothing, Trigger::Start)
+    });
+    let text: String = tables.collect();
     let (chain, number) = case.given.split_once(' ').expect("chain and number");
     let Ok(number) = number.parse::<usize>() else {
         return if text.contains(&case.given) { "made" } else { "not made" }.to_owned();
