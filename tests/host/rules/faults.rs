@@ -144,27 +144,32 @@ fn while_sending(
     })
 }
 
-struct Host {
-    lab: Lab,
-    files: tempfile::TempDir,
+/// One host, and a configuration for its weftd.
+pub(super) struct Host {
+    pub(super) lab: Lab,
+    pub(super) files: tempfile::TempDir,
 }
 
 impl Host {
     fn new(variant: Variant) -> Self {
+        Self::with(&variant.config("10.5.0.0/16"))
+    }
+
+    pub(super) fn with(config: &str) -> Self {
         let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().expect("a directory"));
-        local_store(files.path(), &variant.config("10.5.0.0/16"));
+        local_store(files.path(), config);
         Self { lab, files }
     }
 
-    fn dir(&self) -> std::path::PathBuf {
+    pub(super) fn dir(&self) -> std::path::PathBuf {
         self.files.path().join("h0")
     }
 
-    fn weftd(&self, variables: &[&str], arguments: &[&str]) -> Process {
+    pub(super) fn weftd(&self, variables: &[&str], arguments: &[&str]) -> Process {
         weftd_with(variables, self.files.path(), &self.lab.hosts[0], 0, arguments)
     }
 
-    fn is_ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         let status = crate::support::status::Status::try_of(&self.dir());
         status.is_some_and(|status| status.0["ready"] == true)
     }

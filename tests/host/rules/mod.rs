@@ -3,6 +3,7 @@
 
 #![expect(clippy::print_stdout, reason = "measured times belong into the report of the run")]
 
+mod families;
 mod faults;
 mod resync;
 pub(crate) mod site;

@@ -1,7 +1,8 @@
 //! Two hosts with a pod each, a machine outside, and one variant of the firewall's programs.
 
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -44,6 +45,8 @@ impl Variant {
         };
         for name in ["iptables", "iptables-save", "iptables-restore"] {
             std::os::unix::fs::symlink(multi, programs.join(name)).ok();
+            let name = name.replace("ip", "ip6");
+            std::os::unix::fs::symlink(multi, programs.join(name)).ok();
         }
         programs
     }
@@ -64,17 +67,23 @@ impl Variant {
         self.program(dir, namespace, "iptables", arguments)
     }
 
-    /// Our rules as the firewall lists them, without counters and handles.
+    /// Our rules of IPv4 as the firewall lists them, without counters and handles.
     pub(crate) fn rules(self, dir: &Path, namespace: &Namespace) -> Vec<String> {
+        self.rules_of("ip", dir, namespace)
+    }
+
+    /// The same for a family by its word, `ip` or `ip6`.
+    pub(crate) fn rules_of(self, word: &str, dir: &Path, namespace: &Namespace) -> Vec<String> {
         let list = match self {
-            Self::Nft => namespace.exec(&["nft", "list", "ruleset"]),
+            Self::Nft => namespace.exec(&["nft", "list", "ruleset", word]),
             Self::IptablesNft | Self::IptablesLegacy => {
-                self.program(dir, namespace, "iptables-save", &[])
+                self.program(dir, namespace, &format!("{word}tables-save"), &[])
             }
         };
         let ours = |line: &&str| match self {
             Self::Nft => {
-                line.contains("ip saddr") || line.contains("ip daddr") || line.contains("mark")
+                let is_of = |end: &str| line.contains(&format!("{word} {end}"));
+                is_of("saddr") || is_of("daddr") || line.contains("mark")
             }
             Self::IptablesNft | Self::IptablesLegacy => {
                 line.starts_with("-A") && (line.contains("flanneld") || line.contains("FLANNEL"))
@@ -83,7 +92,14 @@ impl Variant {
         list.lines().filter(ours).map(|line| line.trim().to_owned()).collect()
     }
 
-    fn program(self, dir: &Path, namespace: &Namespace, name: &str, words: &[&str]) -> String {
+    /// Has one of the variant's programs run.
+    pub(crate) fn program(
+        self,
+        dir: &Path,
+        namespace: &Namespace,
+        name: &str,
+        words: &[&str],
+    ) -> String {
         let program = self.programs(dir).join(name);
         let lock = lock_file(dir);
         let mut argv = vec!["/usr/bin/env", &lock, program.to_str().expect("a readable path")];
@@ -198,14 +214,21 @@ pub(crate) fn weftd_with(
 
 /// The source address under which a datagram from `from`, sent by `source`, arrives at `at`.
 #[track_caller]
-pub(crate) fn source_seen(
-    (from, source): (&Namespace, Ipv4Addr),
-    (at, address): (&Namespace, Ipv4Addr),
-) -> Option<Ipv4Addr> {
+pub(crate) fn source_seen<A: Into<IpAddr> + FromStr>(
+    (from, source): (&Namespace, A),
+    (at, address): (&Namespace, A),
+) -> Option<A> {
+    let (source, address): (IpAddr, IpAddr) = (source.into(), address.into());
     let receiver = at.enter(|| {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port");
-        if address.is_multicast() {
-            socket.join_multicast_v4(&address, &OUTSIDE).expect("the group can be joined");
+        let anywhere = match address {
+            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((anywhere, 0)).expect("a free port");
+        if let IpAddr::V4(group) = address
+            && group.is_multicast()
+        {
+            socket.join_multicast_v4(&group, &OUTSIDE).expect("the group can be joined");
         }
         socket
     });
@@ -215,9 +238,9 @@ pub(crate) fn source_seen(
     let watch = Stopwatch::start();
     // The first may be lost to an address that is being resolved.
     while !watch.is_over(Duration::from_millis(1500)) {
-        sender.send_to(b"who am I?", SocketAddrV4::new(address, port)).ok();
-        if let Ok((_, std::net::SocketAddr::V4(source))) = receiver.recv_from(&mut [0; 64]) {
-            return Some(*source.ip());
+        sender.send_to(b"who am I?", (address, port)).ok();
+        if let Ok((_, source)) = receiver.recv_from(&mut [0; 64]) {
+            return source.ip().to_string().parse().ok();
         }
     }
     None
