@@ -2,6 +2,7 @@
 //! and keeps the blackhole route.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{self, BLACKHOLE_METRIC, NetlinkError};
+use crate::host::state::KernelFamily;
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler};
 use crate::netfilter::rules::Wanted;
 use crate::route::{Prefix, Prefixes};
@@ -116,35 +118,53 @@ pub(super) fn fatal(error: RuleError) -> anyhow::Error {
     anyhow::Error::from(error).context("Failed to setup masq rules")
 }
 
-/// Keeps the blackhole route of the own subnet, if it was asked for, and removes that of the subnet
-/// that this host had before.
-pub(super) async fn keep_blackhole(
+/// Keeps the blackhole routes of the own subnets, if they were asked for, and removes those of the
+/// subnets that this host had before.
+pub(super) async fn keep_blackholes(
     options: RuleOptions,
-    subnet: Prefix,
-    previous: Option<Prefix>,
+    subnets: Prefixes,
+    previous: &Previous,
 ) -> Infallible {
     if !options.blackhole_route {
-        return std::future::pending().await;
+        return pending().await;
     }
-    let mut stale = previous.filter(|old| *old != subnet);
-    let mut told = LogOnce::default();
-    loop {
-        match settle_blackhole(subnet, &mut stale).await {
-            Ok(()) => _ = told.forget(),
-            Err(error) => told.once(&with_causes(&error), |text| {
-                warn!("blackhole route of {subnet}: {text}; retrying");
-            }),
-        }
-        sleep(options.resync).await;
+    let (resync, previous) = (options.resync, previous.subnets);
+    tokio::select! {
+        never = keep_blackhole(resync, subnets.v4(), previous.and_then(Prefixes::v4)) => never,
+        never = keep_blackhole(resync, subnets.v6(), previous.and_then(Prefixes::v6)) => never,
     }
 }
 
+async fn keep_blackhole<A: KernelFamily>(
+    resync: Duration,
+    subnet: Option<Prefix<A>>,
+    previous: Option<Prefix<A>>,
+) -> Infallible {
+    let mut stale = previous.filter(|_| previous != subnet);
+    let mut told = LogOnce::default();
+    while subnet.is_some() || stale.is_some() {
+        match settle_blackhole(subnet, &mut stale).await {
+            Ok(()) => _ = told.forget(),
+            Err(error) => told.once(&with_causes(&error), |text| {
+                warn!("blackhole route: {text}; retrying");
+            }),
+        }
+        sleep(resync).await;
+    }
+    pending().await
+}
+
 /// Adds the route, and removes that of an earlier subnet.
-async fn settle_blackhole(subnet: Prefix, stale: &mut Option<Prefix>) -> Result<(), NetlinkError> {
-    match netlink::add_blackhole(subnet).await {
-        Ok(()) => info!("added a blackhole route for {subnet}"),
-        Err(error) if error.is_already_there() => {}
-        Err(error) => return Err(error),
+async fn settle_blackhole<A: KernelFamily>(
+    subnet: Option<Prefix<A>>,
+    stale: &mut Option<Prefix<A>>,
+) -> Result<(), NetlinkError> {
+    if let Some(subnet) = subnet {
+        match netlink::add_blackhole(subnet).await {
+            Ok(()) => info!("added a blackhole route for {subnet}"),
+            Err(error) if error.is_already_there() => {}
+            Err(error) => return Err(error),
+        }
     }
     let Some(earlier) = *stale else { return Ok(()) };
     match netlink::remove_blackhole(earlier, BLACKHOLE_METRIC).await {

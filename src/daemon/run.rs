@@ -347,7 +347,7 @@ async fn work(
         never = limits => match never {},
         never = ready => match never {},
         error = keep_rules => Err(rules::fatal(error)),
-        never = rules::keep_blackhole(options.rules, subnet, previous.subnet()) => match never {},
+        never = rules::keep_blackholes(options.rules, held.subnets(), previous) => match never {},
         never = port_guard.keep(leases, plane.clone()) => match never {},
         never = writer.keep(plane) => match never {},
         Some(never) = OptionFuture::from(keep_cache) => match never {},

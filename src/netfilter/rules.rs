@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::route::{Address, Prefix, Prefixes};
+use crate::route::{IpAddress, Prefix, Prefixes};
 use crate::words::words;
 
 /// The bit by which kube-proxy marks what it masquerades itself. Any other bit may be set as well.
@@ -152,7 +152,7 @@ pub struct Block {
     pub(super) length_bits: u8,
 }
 
-impl<A: Address + Into<IpAddr>> From<Prefix<A>> for Block {
+impl<A: IpAddress + Into<IpAddr>> From<Prefix<A>> for Block {
     fn from(prefix: Prefix<A>) -> Self {
         Self { network: prefix.network().into(), length_bits: prefix.length_bits() }
     }

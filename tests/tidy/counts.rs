@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 508, 4345),
-    ("backend", 5990, 60486),
+    ("backend", 5996, 60512),
     ("bin", 15, 144),
     ("config", 1756, 18036),
-    ("daemon", 3534, 36284),
+    ("daemon", 3559, 36521),
     ("control", 5577, 55737),
     ("device", 482, 5189),
     ("engine", 1846, 17245),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 249, 2205),
     ("status", 547, 3820),
     ("sys", 1131, 12036),
-    ("tool", 5097, 54623),
+    ("tool", 5099, 54646),
 ];
 
 /// Lines and tokens.

@@ -47,7 +47,7 @@ const MAP: &[(&str, &[&str])] = &[
             "config::whole_file",
         ],
     ),
-    ("netfilter", &["route::Address", "route::Prefix", "failure", "status", "words"]),
+    ("netfilter", &["route::IpAddress", "route::Prefix", "failure", "status", "words"]),
     ("status", &["backend_kind", "route::Prefix", "stats", "words"]),
     (
         "control",

@@ -216,8 +216,8 @@ fn owner(pod: Ipv4Addr, watched: &[(Ipv4Addr, Vec<Reached>)]) -> Option<(Ipv4Add
     })
 }
 
-/// Whose pod a packet is of that leaves for a pod of this host, and whether it answers what that one
-/// has sent: a ping, or a TCP packet, by its time (RFC 7323) if it has one: who only receives
+/// Whose pod a packet is of that leaves for a pod of this host, and whether it answers what that
+/// one has sent: a ping, or a TCP packet, by its time (RFC 7323) if it has one: who only receives
 /// acknowledges what has no bytes.
 fn passing(
     packet: &[u8],

@@ -11,7 +11,8 @@ const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors
                     packets of pods that go on, show that what is sent arrives at that host. \
                     Whether its pods get it is not known here: if they do not answer (`weft ping \
                     POD`), a rule there drops what is forwarded (`weft check` there), what they \
-                    send goes another way (`ip rule` there), or with the fast path its daemon hangs";
+                    send goes another way (`ip rule` there), or its daemon hangs, which with the \
+                    fast path shows in nothing else";
 
 const UNASKED: &str = "this host may send no ping to it, so whether packets arrive there is not \
                        known; look at ";
@@ -44,28 +45,7 @@ impl PeerState {
             Self::Refused { by, code } => {
                 format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
             }
-            Self::OneWay(Way::There) => format!(
-                "its packets arrive here, and no echo to it is answered: what is sent to it is \
-                 lost, or pings alone are. HEARD of this host in `weft peers` at {host} tells. \
-                 Seconds ago: packets arrive there, and a firewall of either host, or on the way, \
-                 drops pings or more; if pods reach each other, pings alone, which is no fault. \
-                 Longer ago: they are lost here (`weft check`), on the way, or where they come in \
-                 there. If nothing answers `weft peers` there, its daemon hangs"
-            ),
-            Self::OneWay(Way::Back) => format!(
-                "its packets reach this host, and none was seen to go on to a pod here: `weft \
-                 check` here looks for a rule, route or rp_filter that drops {what} from {host}, or what comes out of the \
-                 tunnel, with udp `weft drops` says what weftd drops; else they are damaged on \
-                 the way (InCsumErrors of `nstat -az` grows), with vxlan of another VNI (`ip -d \
-                 link show type vxlan` on both hosts), or what `weft check` can't judge drops \
-                 them: an IPsec policy (`ip xfrm policy`) or a rule (`nft list ruleset`). If pods \
-                 reach each other, such a rule drops pings alone, which is no fault"
-            ),
-            Self::OneWay(Way::Foreign(source)) => format!(
-                "its packets arrive here from {source} and the like, which is in no lease of \
-                 {host} here, and are dropped if another node leases it (src-not-peer-lease): \
-                 compare FLANNEL_SUBNET of subnet.env at {host} with `weft peers` here"
-            ),
+            Self::OneWay(way) => one_way(way, host, &what),
             Self::Silent { host_answers: true } => format!(
                 "nothing comes back through the tunnel, and the host itself answers pings: \
                  {daemon}{port_too}, and does every firewall on the way let {what} through, both \
@@ -95,6 +75,34 @@ impl PeerState {
             ),
             Self::Idle | Self::Ok => return None,
         })
+    }
+}
+
+/// One direction fails, or pings alone.
+fn one_way(way: Way, host: Ipv4Addr, what: &str) -> String {
+    match way {
+        Way::There => format!(
+            "its packets arrive here, and no echo to it is answered: what is sent to it is lost, \
+             or pings alone are. HEARD of this host in `weft peers` at {host} tells. Seconds ago: \
+             packets arrive there, and a firewall of either host, or on the way, drops pings or \
+             more; if pods reach each other, pings alone, which is no fault. Longer ago: they are \
+             lost here (`weft check`), on the way, or where they come in there. If nothing answers \
+             `weft peers` there, its daemon hangs"
+        ),
+        Way::Back => format!(
+            "its packets reach this host, and none was seen to go on to a pod here: `weft check` \
+             here looks for a rule, route or rp_filter that drops {what} from {host}, or what \
+             comes out of the tunnel, with udp `weft drops` says what weftd drops; else they are \
+             damaged on the way (InCsumErrors of `nstat -az` grows), with vxlan of another VNI \
+             (`ip -d link show type vxlan` on both hosts), or what `weft check` can't judge drops \
+             them: an IPsec policy (`ip xfrm policy`) or a rule (`nft list ruleset`). If pods \
+             reach each other, such a rule drops pings alone, which is no fault"
+        ),
+        Way::Foreign(source) => format!(
+            "its packets arrive here from {source} and the like, which is in no lease of {host} \
+             here, and are dropped if another node leases it (src-not-peer-lease): compare \
+             FLANNEL_SUBNET of subnet.env at {host} with `weft peers` here"
+        ),
     }
 }
 

@@ -166,6 +166,24 @@ fn alloc_leases_both_families_and_touches_nothing() {
 }
 
 #[test]
+fn blackhole_routes_are_of_both_families() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = local_store(dir.path(), &config("alloc"));
+    let (lab, home) = (lab(), dir.path().join("h0"));
+    let mut daemon = lab.weftd(0, &home, &[&store, "--ip-blackhole-route"]);
+    SubnetEnv::wait(&home.join("subnet.env"), &mut daemon);
+    for family in ["-4", "-6"] {
+        wait_until(SOON, &format!("a blackhole route of {family}"), || {
+            !lab.hosts[0].exec(&["ip", family, "route", "show", "type", "blackhole"]).is_empty()
+        });
+    }
+    daemon.stop(Signal::TERM, Duration::from_secs(5));
+    let subnet_file = format!("--subnet-file={}", home.join("subnet.env").display());
+    lab.hosts[0].exec(&[env!("CARGO_BIN_EXE_weft"), "cleanup", &subnet_file]);
+    assert_eq!(lab.hosts[0].exec(&["ip", "-6", "route", "show", "type", "blackhole"]), "");
+}
+
+#[test]
 fn a_host_without_a_usable_address_of_ipv6_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let store = local_store(dir.path(), &config("host-gw"));

@@ -158,6 +158,8 @@ impl Host {
     pub(super) fn with(config: &str) -> Self {
         let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().expect("a directory"));
         local_store(files.path(), config);
+        // Of a network that has IPv6 a node needs one, whose doubles nobody is asked for.
+        lab.hosts[0].exec(&["ip", "address", "add", "fd99::1/64", "dev", "wire0", "nodad"]);
         Self { lab, files }
     }
 
