@@ -284,7 +284,7 @@ enum Acquired {
 }
 
 /// The IPv4 subnet, which every network that this weftd runs with has.
-pub(super) fn v4_of(held: &Held) -> Result<Prefix> {
+fn v4_of(held: &Held) -> Result<Prefix> {
     held.subnets().v4().context("this weftd runs with no network without IPv4")
 }
 

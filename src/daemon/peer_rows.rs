@@ -139,6 +139,7 @@ fn bare(subnet: Prefix, lease: &Lease, names: &Names, kind: BackendKind) -> Peer
     let own = Some(lease.key.clone()).filter(|key| !key.starts_with(&subnet.key()));
     let node = own.or_else(|| names.get(&lease.attributes.public_ip).cloned());
     let via = Via::Host(lease.attributes.public_ip);
+    let ipv6_subnet = lease.subnets.v6();
     let lease_expires_unix = match lease.lifetime {
         Lifetime::Leased { expires_unix, .. } => expires_unix,
         Lifetime::Reservation => None,
@@ -158,7 +159,7 @@ fn bare(subnet: Prefix, lease: &Lease, names: &Names, kind: BackendKind) -> Peer
         }
     };
     let (backend, peer) = (Some(other.to_string()), Peer::new(subnet, node, via, state));
-    Peer { backend, lease_expires_unix, why, ..peer }
+    Peer { ipv6_subnet, backend, lease_expires_unix, why, ..peer }
 }
 
 /// What the kernel's programs took.

@@ -25,8 +25,8 @@ use crate::daemon::{drop_samples, log, metrics, peer_rows, process, verdict};
 use crate::host::netlink;
 use crate::stats::WorkerStats;
 use crate::status::{
-    Backend, Config, DeviceDrops, Direction, FastPath, Lease, Peers, Rules, SCHEMA, Setting, Start,
-    Status, Store, Verdict, Worker, WorkerCounts,
+    Backend, Config, DeviceDrops, Direction, FastPath, Lease, LeaseIpv6, Peers, Rules, SCHEMA,
+    Setting, Start, Status, Store, Verdict, Worker, WorkerCounts,
 };
 
 /// Most peers that one status lists; `weft peers` has all.
@@ -188,14 +188,20 @@ impl Report {
     }
 }
 
+fn lease(running: &Running, plane: &PlaneState) -> Option<Lease> {
+    let Running { networks, subnets, .. } = running;
+    let ipv6 = || {
+        let (network, subnet) = networks.v6().zip(subnets.v6())?;
+        Some(LeaseIpv6 { network, subnet, public_ip: plane.external.v6?.public_address })
+    };
+    let (network, subnet) = networks.v4().zip(subnets.v4())?;
+    let (public_ip, mtu_bytes) = (plane.external.public_address, plane.mtu_bytes);
+    Some(Lease { network, subnet, public_ip, mtu_bytes, ipv6: ipv6() })
+}
+
 fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &DropLooks) {
     let plane = running.view.state.borrow().clone();
-    status.lease = Some(Lease {
-        network: running.network,
-        subnet: running.subnet,
-        public_ip: plane.external.public_address,
-        mtu_bytes: plane.mtu_bytes,
-    });
+    status.lease = lease(running, &plane);
     status.device_drops = device_drops(&plane);
     status.subnet_file = Some(running.subnet_file.borrow().clone());
     status.rules = running.rules.as_ref().map(|(flavour, state)| Rules {

@@ -28,7 +28,7 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Begun, Start, read_previous, unless_taken, v4_of};
+use crate::daemon::begin::{Begun, Start, read_previous, unless_taken};
 use crate::daemon::cache_writer::CacheWriter;
 use crate::daemon::configured::{Former, MANAGER_PHRASE};
 use crate::daemon::health::{self, Readiness};
@@ -299,7 +299,7 @@ async fn work(
     let before = former.borrow().clone();
     let start = Start { options, manager, previous, handover }.start(before.as_ref());
     let (Begun { plan, interface, held, guard, .. }, backend) = start.await?;
-    let (subnet, view) = (v4_of(&held)?, backend.view());
+    let view = backend.view();
     let (plane, attributes) = (view.state.clone(), view.attributes.clone());
     let reconciler = rules::reconciler(options, &plan.network, held.subnets(), previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
@@ -325,8 +325,8 @@ async fn work(
         cache: cache.clone(),
     }));
     report.running(Running {
-        network: plan.network.v4.network,
-        subnet,
+        networks: plan.network.networks(),
+        subnets: held.subnets(),
         kind: plan.settings.kind(),
         view,
         subnet_file: writer.state(),

@@ -10,16 +10,16 @@ use crate::backend_kind::BackendKind;
 use crate::control::lease::Peers;
 use crate::engine::stalled_for;
 use crate::netfilter::reconciler::Flavour;
-use crate::route::Prefix;
+use crate::route::Prefixes;
 use crate::status::{Guard, Kept, SubnetFile};
 
 /// What is known once the dataplane runs.
 #[derive(Debug)]
 pub(super) struct Running {
     /// The whole overlay.
-    pub(super) network: Prefix,
+    pub(super) networks: Prefixes,
     /// This host's lease.
-    pub(super) subnet: Prefix,
+    pub(super) subnets: Prefixes,
     /// The backend.
     pub(super) kind: BackendKind,
     /// What it shows of itself, which follows rebuilds.

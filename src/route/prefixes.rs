@@ -79,6 +79,12 @@ impl Prefixes {
             && self.v6.zip(other.v6).is_none_or(|(a, b)| a.length_bits() == b.length_bits())
     }
 
+    /// Each as a text.
+    pub fn texts(self) -> impl Iterator<Item = String> {
+        let v6 = self.v6.map(|v6| v6.to_string());
+        self.v4.map(|v4| v4.to_string()).into_iter().chain(v6)
+    }
+
     /// flannel's spelling in stores: `10.5.34.0-24`, `10.5.34.0-24&fd00:5:34::-64`, or
     /// `0.0.0.0-0&fd00:5:34::-64`.
     pub fn key(self) -> String {
@@ -107,12 +113,7 @@ impl Prefixes {
 
 impl fmt::Display for Prefixes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.v4, self.v6) {
-            (Some(v4), Some(v6)) => write!(f, "{v4},{v6}"),
-            (Some(v4), None) => v4.fmt(f),
-            (None, Some(v6)) => v6.fmt(f),
-            (None, None) => Ok(()),
-        }
+        f.write_str(&self.texts().collect::<Vec<_>>().join(","))
     }
 }
 

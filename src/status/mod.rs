@@ -12,13 +12,13 @@ mod verdict;
 mod workers;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::backend_kind::BackendKind;
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 
 pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
 pub use self::peer::{Peer, PeerState, Via};
@@ -191,6 +191,20 @@ pub struct Lease {
     pub public_ip: Ipv4Addr,
     /// The overlay's MTU.
     pub mtu_bytes: u32,
+    /// The same of IPv6, if nodes have it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ipv6: Option<LeaseIpv6>,
+}
+
+/// This host's lease of IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseIpv6 {
+    /// The whole overlay.
+    pub network: Prefix<Ipv6Addr>,
+    /// This host's part of it.
+    pub subnet: Prefix<Ipv6Addr>,
+    /// The address that peers send to.
+    pub public_ip: Ipv6Addr,
 }
 
 /// What tells a datagram of the tunnel from others.
@@ -332,13 +346,13 @@ fn if_known<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     Ok(serde_json::from_value(serde_json::Value::deserialize(input)?).ok())
 }
 
-impl Serialize for Prefix {
+impl<A: IpAddress> Serialize for Prefix<A> {
     fn serialize<S: Serializer>(&self, output: S) -> Result<S::Ok, S::Error> {
         output.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Prefix {
+impl<'de, A: IpAddress> Deserialize<'de> for Prefix<A> {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         String::deserialize(input)?.parse().map_err(D::Error::custom)
     }

@@ -1,6 +1,6 @@
 //! What weftd says of a peer.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
@@ -113,6 +113,9 @@ impl Via {
 pub struct Peer {
     /// Its subnet.
     pub subnet: Prefix,
+    /// Its subnet of IPv6, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ipv6_subnet: Option<Prefix<Ipv6Addr>>,
     /// The node's name, where the store knows one.
     pub node: Option<String>,
     /// Where its packets go: an address, for udp with the port.
@@ -152,6 +155,7 @@ impl Peer {
     pub fn new(subnet: Prefix, node: Option<String>, via: Via, state: PeerState) -> Self {
         Self {
             subnet,
+            ipv6_subnet: None,
             node,
             via,
             backend: None,

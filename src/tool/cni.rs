@@ -178,8 +178,8 @@ fn delegated(asked: &Asked) -> anyhow::Result<Map<String, Value>> {
          why"
     );
     let lease = Previous::read(path)?;
-    let (Some(network), Some(subnet), Some(mtu_bytes)) =
-        (lease.network(), lease.subnet(), lease.mtu_bytes)
+    let (Some(networks), Some(subnets), Some(mtu_bytes)) =
+        (lease.networks, lease.subnets, lease.mtu_bytes)
     else {
         bail!("{place} does not name the network, the subnet and the MTU: restart weftd");
     };
@@ -189,10 +189,11 @@ fn delegated(asked: &Asked) -> anyhow::Result<Map<String, Value>> {
     }
     let mut ipam = asked.ipam.clone();
     ipam.entry("type").or_insert_with(|| "host-local".into());
-    ipam.insert("ranges".to_owned(), json!([[{ "subnet": subnet.to_string() }]]));
+    let range = |subnet| json!([{ "subnet": subnet }]);
+    ipam.insert("ranges".to_owned(), subnets.texts().map(range).collect());
     let routes = ipam.entry("routes").or_insert_with(|| json!([]));
     let routes = routes.as_array_mut().context("\"routes\" of \"ipam\" is no list")?;
-    routes.push(json!({ "dst": network.to_string() }));
+    routes.extend(networks.texts().map(|network| json!({ "dst": network })));
     let is_bridge = delegate.entry("type").or_insert_with(|| "bridge".into()) == "bridge";
     delegate.entry("ipMasq").or_insert_with(|| (!lease.masquerade).into());
     delegate.entry("mtu").or_insert_with(|| mtu_bytes.into());
@@ -288,6 +289,16 @@ mod tests {
         });
         assert_eq!(node.told(), made);
         assert!(node.path("state/c1").exists());
+        let env = node.path("subnet.env");
+        let both = "FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:3::1/64\n";
+        let text = fs::read_to_string(&env).unwrap();
+        fs::write(&env, both.to_owned() + &text).unwrap();
+        assert_eq!(node.call("ADD", &asked).unwrap(), 0);
+        let ranges = json!([[{ "subnet": "10.244.3.0/24" }], [{ "subnet": "fd00:5:0:3::/64" }]]);
+        assert_eq!(node.told()["ipam"]["ranges"], ranges, "pods get addresses of both families");
+        assert_eq!(node.told()["ipam"]["routes"][1]["dst"], "fd00:5::/48");
+        fs::write(&env, text).unwrap();
+        assert_eq!(node.call("ADD", &asked).unwrap(), 0);
         // With the daemon gone, and by what was kept, not by what is asked for now.
         fs::remove_file(node.path("subnet.env")).unwrap();
         fs::remove_file(node.path("told")).unwrap();

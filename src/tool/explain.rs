@@ -400,6 +400,7 @@ mod tests {
                 subnet: "10.5.1.0/24".parse().unwrap(),
                 public_ip: [192, 0, 2, 1].into(),
                 mtu_bytes: 1472,
+                ipv6: None,
             }),
             backend: Some(Backend { kind: Some(kind), done: None }),
             ..Status::default()

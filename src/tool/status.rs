@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::control::clock::format_go_duration;
 use crate::stats::DropReason;
 use crate::status::{
-    Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, PeerState, Rules,
-    SCHEMA, State, Status, Store, Verdict, Worker,
+    Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, LeaseIpv6, PeerState,
+    Rules, SCHEMA, State, Status, Store, Verdict, Worker,
 };
 use crate::tool::peers;
 use crate::tool::style::Style;
@@ -117,8 +117,11 @@ fn render_store(store: &Store) -> String {
 }
 
 fn render_lease(lease: &Lease) -> String {
-    let Lease { network, subnet, public_ip, .. } = lease;
-    format!("{subnet} of {network}, public address {public_ip}")
+    let Lease { network, subnet, public_ip, ipv6, .. } = lease;
+    let ipv6 = ipv6.map(|LeaseIpv6 { network, subnet, public_ip }| {
+        format!("; {subnet} of {network}, public address {public_ip}")
+    });
+    format!("{subnet} of {network}, public address {public_ip}{}", ipv6.unwrap_or_default())
 }
 
 fn render_rules(rules: &Rules) -> String {

@@ -48,7 +48,7 @@ const MAP: &[(&str, &[&str])] = &[
         ],
     ),
     ("netfilter", &["route::IpAddress", "route::Prefix", "failure", "status", "words"]),
-    ("status", &["backend_kind", "route::Prefix", "stats", "words"]),
+    ("status", &["backend_kind", "route::IpAddress", "route::Prefix", "stats", "words"]),
     (
         "control",
         &[

@@ -224,6 +224,7 @@ fn a_node_is_found_by_any_of_its_names() {
         subnet: "10.5.9.0/24".parse().unwrap(),
         public_ip: Ipv4Addr::LOCALHOST,
         mtu_bytes: 1472,
+        ipv6: None,
     };
     let peers = [peer(1, "a", None), peer(2, "b", Some(1372))];
     for name in ["b", "10.5.2.0/24", "10.5.2.77", "192.0.2.2"] {

@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use crate::kernel_backends::SOON;
 use crate::support::lab::{Lab, Process, SubnetEnv, wait_until};
 use crate::support::overlay::local_store;
+use crate::support::status::Status;
 
 const NETWORKS: &str = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48""#;
 
@@ -102,6 +103,11 @@ fn host_gw_carries_both_families_and_follows_addresses() {
     let start = r#"{"PublicIP":"172.20.0.1","PublicIPv6":"fd99::1","BackendType":"host-gw""#;
     assert!(value.starts_with(start), "flannel nodes find no way to it: {value}");
 
+    let status = Status::of(&dir.path().join("h0")).0;
+    let told = |pointer: &str| status.pointer(pointer).and_then(|it| it.as_str()).unwrap_or("");
+    assert_eq!(told("/lease/ipv6/subnet"), networks[0], "{status}");
+    assert_eq!(told("/lease/ipv6/public_ip"), "fd99::1");
+    assert_eq!(told("/routes/0/ipv6_subnet"), networks[1]);
     lab.hosts[0].exec(&["ip", "-6", "route", "del", &networks[1]]);
     wait_for_route(&lab, 0, &networks[1], Some("fd99::2"));
     lab.hosts[1].exec(&["ip", "address", "add", "fd99::12/64", "dev", "wire0", "nodad"]);

@@ -56,6 +56,7 @@ fn status(kind: BackendKind) -> Status {
             subnet: "10.5.1.0/24".parse().unwrap(),
             public_ip: [192, 0, 2, 1].into(),
             mtu_bytes,
+            ipv6: None,
         }),
         interface: Some("eth0".to_owned()),
         device: device.map(str::to_owned),
