@@ -33,7 +33,7 @@ fn node(json: &[u8]) {
         None => {}
         Some(Err(rejected)) => assert_plain(&rejected.detail),
         Some(Ok(lease)) => {
-            assert_eq!(node.subnet(), Ok(lease.v4()));
+            assert_eq!(node.subnets(), Ok(Some(lease.subnets)));
             assert_eq!(node.attributes().as_ref(), Ok(&lease.attributes));
             if node.overwrite().ok().flatten().is_none() {
                 patched(json, &node, &lease.attributes);

@@ -198,11 +198,11 @@ impl KernelBackend {
         self.reporter.count(|done| done.leases_unusable = unusable.len() as u64);
         let desired = Desired { device, networks: self.v4.networks.clone(), ways };
         self.report_external();
-        let failures_v6 = self.make_v6(&listing, peers).await;
+        let (failures_v6, is_complete_v6) = self.make_v6(&listing, peers).await;
         let is_complete = self.make(&desired, &listing, peers, failures_v6).await?;
         let wrong = self.host.lost_address().cloned();
         self.reporter.state(|state| (state.is_up, state.wrong) = (true, wrong));
-        Ok(is_complete)
+        Ok(is_complete && is_complete_v6)
     }
 
     /// Makes the tables as they must be, as far as the `peers` are known; of IPv6, so many are not.
@@ -242,13 +242,13 @@ impl KernelBackend {
         }
         hosts.retain(|subnet, _| !made.removed.contains(subnet));
         self.reporter.hosts(hosts, made.failures() + failures_v6);
-        Ok(made.is_complete() && failures_v6 == 0)
+        Ok(made.is_complete())
     }
 
-    /// The same of IPv6, which has routes alone; gives how many peers lack theirs, and what is left
-    /// of others.
-    async fn make_v6(&mut self, listing: &Listing, peers: Option<&Peers>) -> usize {
-        let Some(peers) = peers.filter(|_| !self.v6.networks.is_empty()) else { return 0 };
+    /// The same of IPv6, which has routes alone; gives how many peers lack theirs, and whether
+    /// everything is in place.
+    async fn make_v6(&mut self, listing: &Listing, peers: Option<&Peers>) -> (usize, bool) {
+        let Some(peers) = peers.filter(|_| !self.v6.networks.is_empty()) else { return (0, true) };
         let ways = match &self.means {
             Means::HostGw => {
                 let kind = self.means.leased_as();
@@ -262,7 +262,7 @@ impl KernelBackend {
         let removes = self.removes();
         let made = self.v6.make(diff, &desired, &listing.v6(), removes).await;
         self.tell(&made, false);
-        made.failures() + made.kept.len()
+        (made.failures(), made.is_complete())
     }
 
     /// Whether what no peer asks for goes. Not while the peers are from the cache, which may be
@@ -296,14 +296,19 @@ impl KernelBackend {
                 true => "; another program removes them again and again, find it (`ip monitor`)",
                 false => "",
             };
-            self.log("repaired", &format!("{what} recovered for {first} (and {more} more){why}"));
+            let subject = if A::BITS == 32 { "repaired" } else { "repaired IPv6" };
+            self.log(subject, &format!("{what} recovered for {first} (and {more} more){why}"));
         }
         let advice = match self.means {
             Means::HostGw => host_gw::advice(self.host.external()),
             Means::Vxlan(_) | Means::Alloc => "retrying".to_owned(),
         };
-        self.refused("peer", refused, &advice);
-        self.refused("removal", kept, "retrying");
+        let [peer, removal] = match A::BITS {
+            32 => ["peer", "removal"],
+            _ => ["peer of IPv6", "removal of IPv6"],
+        };
+        self.refused(peer, refused, &advice);
+        self.refused(removal, kept, "retrying");
     }
 
     /// Counts and logs what the kernel refused.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::host::listing::Found;
+use crate::host::listing::FamilyListing;
 use crate::host::netlink::NetlinkError;
 use crate::host::state::{KernelFamily, Route};
 use crate::host::tables::edit::apply_all;
@@ -50,7 +50,7 @@ impl<A: KernelFamily> FamilyTables<A> {
         &mut self,
         mut diff: Diff<A>,
         desired: &Desired<A>,
-        found: &Found<'_, A>,
+        found: &FamilyListing<'_, A>,
         removes: bool,
     ) -> Made<A> {
         let (mut failed, mut removed) = (BTreeSet::new(), BTreeSet::new());

@@ -94,6 +94,7 @@ impl Prepared {
         }
         Ok(match self.reserved {
             Reserved::Udp(reserved) => {
+                remove_own_routes(Vec::new(), setup.networks_v6()).await?;
                 Backend::Udp(Box::new(UdpBackend::start(setup, *reserved).await?))
             }
             Reserved::Kernel(means) => {

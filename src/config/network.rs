@@ -17,7 +17,7 @@ pub use backends::{
 };
 pub use json::NetworkConfigError;
 use json::{boolean, wrong};
-pub use range::{Family, SubnetRange};
+pub use range::{ConfigFamily, SubnetRange};
 
 /// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
 /// input from outside, and etcd itself allows 1.5 MiB.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::config::network::{Family, NetworkConfig, SubnetRange};
+use crate::config::network::{ConfigFamily, NetworkConfig, SubnetRange};
 use crate::control::backoff::Backoff;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::error::{AcquireError, StoreError, StoreResult};
@@ -49,7 +49,10 @@ impl SubnetManager {
         let granted = match &self.store {
             Store::Leased(store) => {
                 let (manager, previous, candidates) = (self, self.previous, CANDIDATES);
-                Search { manager, store, config, attributes, previous, candidates }.lease().await?
+                let compares_all = config.v6.is_some();
+                Search { manager, store, config, attributes, previous, candidates, compares_all }
+                    .lease()
+                    .await?
             }
             Store::Assigned(store) => {
                 match store.take_assigned(config.networks(), attributes).await {
@@ -92,6 +95,9 @@ struct Search<'a> {
     previous: Option<Prefixes>,
     /// From how many free subnets one is picked.
     candidates: usize,
+    /// Whether it writes what compares the whole listing: then anybody's write is a conflict, and
+    /// says nothing of the subnets.
+    compares_all: bool,
 }
 
 impl Search<'_> {
@@ -107,9 +113,8 @@ impl Search<'_> {
                 Ok(Some(granted)) => return Ok(granted),
                 Ok(None) => {}
                 Err(AcquireError::Store(StoreError::Conflict(_))) => {
-                    // Whatever took it, a listing that does not show it would name it again. With
-                    // IPv6 anybody's write since the listing is a conflict, and says nothing of it.
-                    self.previous = self.previous.filter(|_| self.config.v6.is_some());
+                    // Whatever took it, a listing that does not show it would name it again.
+                    self.previous = self.previous.filter(|_| self.compares_all);
                     sleep(pause.next_wait()).await;
                 }
                 Err(error) => return Err(error),
@@ -131,9 +136,8 @@ impl Search<'_> {
             return Ok(moved);
         }
         let mut taken: Vec<Prefixes> = snapshot.taken(config.networks()).collect();
-        let is_free = |subnets: &Prefixes| !taken.iter().any(|other| other.overlaps(*subnets));
         let mut kept = None;
-        if let Some(previous) = previous.filter(is_free) {
+        if let Some(previous) = previous.and_then(|previous| free_of(previous, &taken)) {
             kept = config.leasable(previous);
             if kept.is_some() {
                 info!("Found previously leased subnet ({previous}), reusing");
@@ -146,7 +150,10 @@ impl Search<'_> {
         }
         let mut lost = None;
         for _ in 0..TRIES_PER_LISTING {
-            let Some(picked) = self.pick(kept, &taken) else { break };
+            let picked = match self.pick(kept, &taken) {
+                Err(_) if lost.is_some() => break,
+                picked => picked?,
+            };
             let vacancy = Vacancy { listed: snapshot.revision, replaces: None };
             match self.create(picked, &vacancy).await {
                 Err(StoreError::Conflict(key)) => lost = Some(key),
@@ -166,16 +173,11 @@ impl Search<'_> {
             let more = self.candidates.saturating_mul(CANDIDATES_GROWTH);
             self.candidates = more.min(CANDIDATES_MAX);
         }
-        if let Some(key) = lost {
-            return Err(StoreError::Conflict(key).into());
-        }
-        self.manager.status.edit().store.subnets_exhausted += 1;
-        Err(AcquireError::Exhausted(Box::new(config.bounds())))
+        Err(StoreError::Conflict(lost.unwrap_or_default()).into())
     }
 
-    /// What is `kept`, and of the families that this lacks one of the free subnets each; `None` if
-    /// there is none.
-    fn pick(&self, kept: Option<Prefixes>, taken: &[Prefixes]) -> Option<Prefixes> {
+    /// What is `kept`, and of the families that this lacks one of the free subnets each.
+    fn pick(&self, kept: Option<Prefixes>, taken: &[Prefixes]) -> Result<Prefixes, AcquireError> {
         let kept = (kept.and_then(Prefixes::v4), kept.and_then(Prefixes::v6));
         let v4 = match kept.0 {
             Some(v4) => v4,
@@ -186,19 +188,24 @@ impl Search<'_> {
             (None, Some(range)) => Some(self.one_of(range, taken.iter().filter_map(|it| it.v6()))?),
             (None, None) => None,
         };
-        Prefixes::new(Some(v4), v6)
+        let v4 = Prefixes::from(v4);
+        Ok(v6.map_or(v4, |v6| v4.with_v6(v6)))
     }
 
     /// A free subnet of `range`.
-    fn one_of<A: Family>(
+    fn one_of<A: ConfigFamily>(
         &self,
         range: &SubnetRange<A>,
         taken: impl Iterator<Item = Prefix<A>>,
-    ) -> Option<Prefix<A>> {
+    ) -> Result<Prefix<A>, AcquireError> {
         let free = free_subnets(range, taken.collect(), self.candidates);
-        let (first, last) = (free.first()?.network(), free.last()?.network());
+        let Some(picked) = fastrand::choice(&free) else {
+            self.manager.status.edit().store.subnets_exhausted += 1;
+            return Err(AcquireError::Exhausted(range.bounds().map(|it| it.to_string())));
+        };
+        let (first, last) = (free[0].network(), free[free.len() - 1].network());
         info!("Picking subnet in range {first} ... {last}");
-        fastrand::choice(&free).copied()
+        Ok(*picked)
     }
 
     /// An entry that can't be read may be anybody's, so it is left alone.
@@ -214,7 +221,7 @@ impl Search<'_> {
 
     /// Takes the subnets that the node has by the store, or deletes an entry that it can't use.
     async fn reuse(
-        &self,
+        &mut self,
         held: &Lease,
         snapshot: &Snapshot,
     ) -> Result<Option<Granted>, AcquireError> {
@@ -239,7 +246,7 @@ impl Search<'_> {
     /// Takes the subnets of the last run along from the address that this host had then: pods of
     /// that run have addresses of them. `None` if they are another node's by now.
     async fn move_here(
-        &self,
+        &mut self,
         lease: &Lease,
         snapshot: &Snapshot,
     ) -> Result<Option<Granted>, AcquireError> {
@@ -259,10 +266,9 @@ impl Search<'_> {
     }
 
     /// Writes this node's entry anew, with the attributes of now. One of other families than nodes
-    /// have by the configuration makes room for one that has the same subnet of those that stay;
-    /// `None` if there is no subnet for a family that comes.
+    /// have by the configuration makes room for one that has the same subnet of those that stay.
     async fn keep(
-        &self,
+        &mut self,
         held: &Lease,
         snapshot: &Snapshot,
     ) -> Result<Option<Granted>, AcquireError> {
@@ -274,9 +280,8 @@ impl Search<'_> {
             return Ok(Some(manager.noted_write(updated)?));
         }
         let taken: Vec<_> = snapshot.taken(config.networks()).collect();
-        let Some(subnets) = self.pick(config.leasable(held.subnets), &taken) else {
-            return Err(AcquireError::Exhausted(Box::new(config.bounds())));
-        };
+        let subnets = self.pick(config.leasable(held.subnets), &taken)?;
+        self.compares_all = true;
         info!(
             "The configuration has other families now: the lease of {} becomes {subnets}",
             held.subnets
@@ -294,6 +299,16 @@ impl Search<'_> {
             info!("Allocated lease ({subnets}) to current node ({})", attributes.public_ip);
         })
     }
+}
+
+/// What of `subnets` overlaps none of `taken`.
+fn free_of(subnets: Prefixes, taken: &[Prefixes]) -> Option<Prefixes> {
+    let is_free = |one: Option<Prefixes>| {
+        one.is_some_and(|one| !taken.iter().any(|other| other.overlaps(one)))
+    };
+    let v4 = subnets.v4().filter(|v4| is_free(Some((*v4).into())));
+    let v6 = subnets.v6().filter(|v6| is_free(Prefixes::new(None, Some(*v6))));
+    Prefixes::new(v4, v6)
 }
 
 /// Warns that pods lose their network, because the node gets another `subnet` than before.

@@ -57,8 +57,11 @@ impl SubnetManager {
     pub async fn release(&self, subnet: Prefixes, sure: bool) -> Result<Lease, ByHandError> {
         let store = self.writable()?;
         let snapshot = self.store.list().await?;
-        let found = snapshot.leases.into_iter().find(|lease| lease.subnets == subnet);
-        let lease = found.ok_or_else(|| refused(format!("the store has no lease of {subnet}")))?;
+        let mut found = snapshot.leases.into_iter().filter(|it| it.subnets.shares_with(subnet));
+        let lease = found
+            .next()
+            .filter(|_| found.next().is_none())
+            .ok_or_else(|| refused(format!("the store has no lease of {subnet}")))?;
         let public_ip = lease.attributes.public_ip;
         if let Some(holder) = store.claimed_by(public_ip).await? {
             return Err(refused(format!(

@@ -160,7 +160,9 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
     let networks = config.networks();
     let leases = peers.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
     let (peers, rejected) = peers::select(leases.iter(), &own, networks);
-    if let Some(Rejected { key, detail, .. }) = rejected.first() {
+    // Of one whose IPv4 is used, IPv6 may not be.
+    let is_used = |entry: &&Rejected| peers.values().any(|peer| peer.key == entry.key);
+    if let Some(Rejected { key, detail, .. }) = rejected.iter().find(|it| !is_used(it)) {
         return Err(unusable(key, detail));
     }
     let peers = Arc::new(peers);

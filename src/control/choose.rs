@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::config::network::{Family, NetworkConfig, SubnetRange};
+use crate::config::network::{ConfigFamily, NetworkConfig, SubnetRange};
 use crate::control::lease::{Lease, Lifetime};
 use crate::route::{Prefix, Prefixes};
 
@@ -26,7 +26,7 @@ pub fn held_by<'a>(
 }
 
 /// Up to `count_max` subnets of `range`, from the lowest, that overlap none of `taken`.
-pub fn free_subnets<A: Family>(
+pub fn free_subnets<A: ConfigFamily>(
     range: &SubnetRange<A>,
     mut taken: Vec<Prefix<A>>,
     count_max: usize,

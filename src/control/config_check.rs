@@ -2,12 +2,15 @@
 //! applied while the daemon runs, because every pod could lose its address: log and status report
 //! it.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
+
+use serde_json::{Map, Value};
 
 use crate::config::network::{NetworkConfig, shown};
 use crate::control::backoff::{BACKOFF, Backoff};
@@ -105,7 +108,9 @@ fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
     }
     let (used, found) = (used.to_json(), found.to_json());
     let mut changed = Vec::new();
-    for (key, found) in found.as_object().into_iter().flatten() {
+    let keys = [&used, &found].into_iter().filter_map(Value::as_object).flat_map(Map::keys);
+    for key in keys.collect::<BTreeSet<_>>() {
+        let found = &found[key];
         if *found != used[key] {
             let found = if key == "Backend" { shown(found) } else { found.clone() };
             let text = found.as_str().map_or_else(|| found.to_string(), str::to_owned);

@@ -4,7 +4,6 @@ use std::net::Ipv4Addr;
 
 use crate::config::whole_file::FileError;
 use crate::control::lease::ValueError;
-use crate::route::Prefixes;
 
 /// Why a store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +94,7 @@ pub enum AcquireError {
          enlarge the network",
         .0[0], .0[1]
     )]
-    Exhausted(Box<[Prefixes; 2]>),
+    Exhausted([String; 2]),
     /// Others were faster, again and again.
     #[error("lost the races for all subnets of {0} listings against other nodes")]
     Contended(u32),

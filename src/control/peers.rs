@@ -1,10 +1,10 @@
 //! From everything in the store to the peers that traffic may go to. Pure: the same entries
 //! always give the same peers, whatever the order in which they came.
 
-use crate::config::options::is_host_address;
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
+use crate::config::options::is_host_address;
 use crate::control::lease::{Lease, Peers};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::route::{IpAddress, Prefix, Prefixes};
@@ -22,7 +22,10 @@ pub fn select<'a>(
     let mut usable = Vec::new();
     for lease in leases.filter(|lease| lease.key != own.key) {
         match inside(lease, own, networks) {
-            Ok(subnets) => usable.push((subnets, lease)),
+            Ok((subnets, unused)) => {
+                usable.push((subnets, lease));
+                rejected.extend(unused.map(|(reason, it)| rejection(lease, reason, it)));
+            }
             Err((reason, detail)) => rejected.push(rejection(lease, reason, detail)),
         }
     }
@@ -34,12 +37,14 @@ pub fn select<'a>(
     usable.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.1.key.cmp(&b.1.key)));
     let (mut peers, mut taken) = (Peers::new(), Taken::default());
     for (subnets, lease) in usable {
-        if taken.add(subnets) {
-            peers.insert(subnets, Lease { subnets, ..lease.clone() });
-        } else {
+        // Of one whose IPv6 subnet another has, IPv4 may be used all the same.
+        let all_or_v4 = [Some(subnets), subnets.v4().map(Prefixes::from)];
+        let used = all_or_v4.into_iter().flatten().find(|subnets| taken.add(*subnets));
+        if used != Some(subnets) {
             let detail = format!("{subnets} overlaps an older lease");
             rejected.push(rejection(lease, RejectReason::OverlapsOther, detail));
         }
+        peers.extend(used.map(|subnets| (subnets, Lease { subnets, ..lease.clone() })));
     }
     (peers, rejected)
 }
@@ -52,19 +57,23 @@ pub fn same_ways(a: &Peers, b: &Peers) -> bool {
         })
 }
 
-/// What of `lease` may be used.
+/// Why something of a lease is not used.
+type Objection = (RejectReason, String);
+
+/// What of `lease` may be used, and why IPv6 is not if it could be.
 fn inside(
     lease: &Lease,
     own: &Lease,
     networks: Prefixes,
-) -> Result<Prefixes, (RejectReason, String)> {
+) -> Result<(Prefixes, Option<Objection>), Objection> {
     let (of, address) = (lease.subnets, lease.attributes.public_ip);
     let Some(subnets) = of.within(networks) else {
         let detail = format!("{of} lies outside the network {networks}");
         return Err((RejectReason::OutsideNetwork, detail));
     };
     let holds = |address| networks.v4().is_some_and(|network| network.contains(address));
-    if subnets.overlaps(own.subnets) {
+    let v4 = subnets.v4().map(Prefixes::from);
+    if v4.unwrap_or(subnets).overlaps(own.subnets) {
         Err((RejectReason::OverlapsOwn, format!("{of} overlaps this node's {}", own.subnets)))
     } else if address == own.attributes.public_ip {
         Err((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
@@ -75,7 +84,25 @@ fn inside(
         let detail = format!("its PublicIP {address} lies in the pods' network {networks}");
         Err((RejectReason::BadAddress, detail))
     } else {
-        Ok(subnets)
+        let unused = subnets.v6().and_then(|_| wrong_ipv6(lease, own, networks));
+        Ok((v4.filter(|_| unused.is_some()).unwrap_or(subnets), unused))
+    }
+}
+
+/// Why the IPv6 of `lease` is not used. A node without a data plane may lack a PublicIPv6.
+fn wrong_ipv6(lease: &Lease, own: &Lease, networks: Prefixes) -> Option<Objection> {
+    if lease.subnets.overlaps(own.subnets) {
+        let detail = format!("{} overlaps this node's {}", lease.subnets, own.subnets);
+        return Some((RejectReason::OverlapsOwn, detail));
+    }
+    let address = lease.attributes.public_ipv6?;
+    let is_host = !(address.is_unspecified() || address.is_loopback() || address.is_multicast());
+    if lease.attributes.public_ipv6 == own.attributes.public_ipv6 {
+        Some((RejectReason::OwnAddress, format!("its PublicIPv6 {address} is this node's")))
+    } else if !is_host || networks.v6().is_some_and(|network| network.contains(address)) {
+        Some((RejectReason::BadAddress, format!("its PublicIPv6 {address} is no host's")))
+    } else {
+        None
     }
 }
 
@@ -216,5 +243,43 @@ mod tests {
         assert!(!same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.2", 1))));
         assert!(!same_ways(&before, &set(lease("10.5.2.0/24", "192.0.2.1", 1))));
         assert!(!same_ways(&before, &Peers::new()));
+    }
+
+    #[test]
+    fn a_family_that_cannot_be_used_costs_only_itself() {
+        let networks = "10.5.0.0/16,fd00:5::/48".parse().unwrap();
+        let own = Lease {
+            attributes: LeaseAttributes {
+                public_ipv6: "fd99::9".parse().ok(),
+                ..LeaseAttributes::udp("192.0.2.9".parse().unwrap())
+            },
+            ..lease("10.5.9.0/24,fd00:5:0:9::/64", "192.0.2.9", 2)
+        };
+        let with = |number: u8, v6: &str, address: &str| {
+            let subnets = format!("10.5.{number}.0/24,{v6}");
+            let mut lease = lease(&subnets, &format!("192.0.2.{number}"), i64::from(number));
+            lease.attributes.public_ipv6 = address.parse().ok();
+            lease
+        };
+        let leases = [
+            with(1, "fd00:5:0:1::/64", "fd99::1"),
+            with(2, "fd00:6:0:2::/64", "fd99::2"),
+            with(3, "fd00:5:0:3::/64", "fd99::9"),
+            with(4, "fd00:5:0:4::/64", "ff02::1"),
+            with(5, "fd00:5:0:5::/64", "fd00:5:0:77::1"),
+            with(6, "fd00:5:0:1::/64", "fd99::6"),
+            with(7, "fd00:5:0:7::/64", ""),
+            with(8, "fd00:5:0:9::/64", "fd99::8"),
+        ];
+        let (peers, rejected) = select(leases.iter(), &own, networks);
+        let peers: Vec<_> = peers.keys().map(Prefixes::to_string).collect();
+        let both = |number: u8| format!("10.5.{number}.0/24,fd00:5:0:{number}::/64");
+        assert_eq!(peers[..3], [both(1), "10.5.2.0/24".to_owned(), "10.5.3.0/24".to_owned()]);
+        let alone = |number: u8| format!("10.5.{number}.0/24");
+        assert_eq!(peers[3..], [alone(4), alone(5), alone(6), both(7), alone(8)]);
+        let reasons: Vec<_> = rejected.iter().map(|it| it.reason).collect();
+        let bad = RejectReason::BadAddress;
+        let [own, other] = [RejectReason::OverlapsOwn, RejectReason::OverlapsOther];
+        assert_eq!(reasons, [RejectReason::OwnAddress, bad, bad, own, other]);
     }
 }

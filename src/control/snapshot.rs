@@ -135,14 +135,14 @@ mod tests {
 
     use super::*;
     use crate::control::lease::LeaseAttributes;
+    use crate::route::Prefix;
 
     #[test]
     fn lease_flood_is_truncated_and_reported() {
         let mut snapshot = Snapshot::default();
         let value = LeaseAttributes::udp(Ipv4Addr::LOCALHOST).to_json().unwrap();
         for i in 0..ENTRIES_MAX as u32 + 3 {
-            let subnet =
-                crate::route::Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (i << 4)), 28).unwrap();
+            let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (i << 4)), 28).unwrap();
             snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, 1));
         }
         assert_eq!(snapshot.leases.len(), ENTRIES_MAX);

@@ -112,14 +112,14 @@ impl Start<'_> {
         info!("Found network config - Backend type: {}", plan.network.backend.kind);
         rules::check_bridge(options, &plan.network)?;
         let mut interface = options.interface.clone();
-        interface.has_ipv6 = plan.network.v6.is_some();
-        if interface.public_ipv6.is_some() && !interface.has_ipv6 {
+        if interface.public_ipv6.is_some() && plan.network.v6.is_none() {
             warn!("--public-ipv6 has no effect: the network configuration has no IPv6");
         }
         if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
             interface.public_ip = Some(address);
         }
         loop {
+            interface.has_ipv6 = plan.network.v6.is_some();
             let external = discover(&interface).await?;
             warn_of_overlap(&external, plan.network.v4.network);
             let public_ip = external.public_address;
@@ -151,7 +151,9 @@ impl Start<'_> {
         let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
         let guard = NodeGuard::take(self.options, known.cluster, external.public_address).await?;
-        let (interface, held) = (self.options.interface.clone(), Held::Cached(known));
+        let has_ipv6 = plan.network.v6.is_some();
+        let interface = InterfaceOptions { has_ipv6, ..self.options.interface.clone() };
+        let held = Held::Cached(known);
         self.go_on(Begun { plan, external, interface, held, guard }, prepared).await
     }
 
@@ -257,19 +259,35 @@ impl Start<'_> {
             if !is_exhausted {
                 continue;
             }
-            match read_config(manager).await? {
-                Ok(network) if network == plan.network => {}
-                Ok(network) => {
-                    info!("the network configuration has changed; trying with the new one");
-                    plan = Configured::new(network)?;
-                    ready = None;
-                }
-                // The new configuration may contain a typo.
-                Err(error) => {
-                    let text = format!("Couldn't fetch network config: {error:#}");
-                    told_config.once(&text, |text| error!("{text}; continuing with the last one"));
+            if let Some(changed) = changed_plan(manager, &plan, &mut told_config).await? {
+                plan = changed;
+                ready = None;
+                if plan.network.v6.is_some() != interface.has_ipv6 {
+                    // The interface has to have an address of each family.
+                    return Ok(Acquired::Moved(plan));
                 }
             }
+        }
+    }
+}
+
+/// What the network configuration in the store says by now, if that isn't `plan`. One that can't be
+/// read may contain a typo: `plan` stays.
+async fn changed_plan(
+    manager: &SubnetManager,
+    plan: &Configured,
+    told: &mut LogOnce,
+) -> Result<Option<Configured>> {
+    match read_config(manager).await? {
+        Ok(network) if network == plan.network => Ok(None),
+        Ok(network) => {
+            info!("the network configuration has changed; trying with the new one");
+            Configured::new(network).map(Some)
+        }
+        Err(error) => {
+            let text = format!("Couldn't fetch network config: {error:#}");
+            told.once(&text, |text| error!("{text}; continuing with the last one"));
+            Ok(None)
         }
     }
 }
@@ -279,7 +297,7 @@ enum Acquired {
     Leased(Box<(Configured, OwnLease, Prepared)>),
     /// The cache is used; with what is prepared already, if anything is.
     Remembered(Box<Remembered>, Option<Prepared>),
-    /// The host has another address by now.
+    /// The host has another address by now, or has to have one of another family.
     Moved(Configured),
 }
 

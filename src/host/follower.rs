@@ -17,7 +17,7 @@ use crate::host::interface::{
 use crate::host::listing::Listing;
 use crate::host::netlink::events::Events;
 use crate::host::netlink::{self, NetlinkError};
-use crate::host::state::Link;
+use crate::host::state::{KernelFamily, Link};
 use crate::route::Prefix;
 
 /// How long the external interface may be without its address before the next one is taken:
@@ -196,12 +196,16 @@ impl HostFollower {
     }
 
     /// An IPv6 address that is gone, or not to be used any more, has another in its place at once:
-    /// hosts have several, and no tunnel is bound to them.
+    /// hosts have several, and no tunnel is bound to them. But not one of the link alone, which is
+    /// there before all others when an interface comes up: it is left for any other.
     fn follow_v6(&mut self, listing: &Listing) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
         let Some(v6) = external.v6.filter(|_| *follow_address) else { return };
         let usable = usable_addresses(&listing.v6(), external.index);
-        let Some(next) = usable.first().filter(|_| !usable.contains(&v6.address)) else { return };
+        let next = usable.first().filter(|next| {
+            !next.is_of_link() && (v6.address.is_of_link() || !usable.contains(&v6.address))
+        });
+        let Some(next) = next else { return };
         info!(
             "the IPv6 address of {} went from {} to {next}; following",
             external.name, v6.address
@@ -250,7 +254,13 @@ impl HostFollower {
 
     async fn take_next_address(&mut self) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
-        let found = look(interface, &mut Vec::new()).await;
+        let mut found = look(interface, &mut Vec::new()).await;
+        if found.is_err() && interface.has_ipv6 {
+            // Without an address of IPv6 that of IPv4 is followed all the same.
+            let alone = InterfaceOptions { has_ipv6: false, ..interface.clone() };
+            let v4 = look(&alone, &mut Vec::new()).await;
+            found = v4.map(|found| ExternalInterface { v6: external.v6, ..found });
+        }
         let now = Instant::now();
         let is_steady = found.as_ref().is_ok_and(|found| {
             let first_seen = self.beside.get(&found.address);

@@ -9,7 +9,7 @@ use regex::Regex;
 
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
-use crate::host::listing::{self, Listing};
+use crate::host::listing::{FamilyListing, Listing};
 use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::{Address, KernelFamily, Link, PathToHost};
 use crate::route::IpAddress;
@@ -300,7 +300,7 @@ impl<'a> Search<'a> {
 /// Deprecated, loopback, multicast, broadcast and unspecified addresses are left out; of IPv6 also
 /// those that change from time to time, or that another host may have.
 pub(super) fn usable_addresses<A: KernelFamily>(
-    host: &listing::Found<'_, A>,
+    host: &FamilyListing<'_, A>,
     interface_index: u32,
 ) -> Vec<A> {
     let is_usable = |owned: &&Address<A>| {

@@ -24,7 +24,7 @@ pub struct Listing {
 
 /// What was found of one family.
 #[derive(Debug, Clone, Copy)]
-pub struct Found<'a, A: IpAddress = Ipv4Addr> {
+pub struct FamilyListing<'a, A: IpAddress = Ipv4Addr> {
     /// All links.
     pub links: &'a [Link],
     /// All addresses.
@@ -49,13 +49,13 @@ impl Listing {
     }
 
     /// IPv4.
-    pub fn v4(&self) -> Found<'_> {
-        Found { links: &self.links, addresses: &self.addresses, routes: &self.routes }
+    pub fn v4(&self) -> FamilyListing<'_> {
+        FamilyListing { links: &self.links, addresses: &self.addresses, routes: &self.routes }
     }
 
     /// IPv6.
-    pub fn v6(&self) -> Found<'_, Ipv6Addr> {
-        Found { links: &self.links, addresses: &self.addresses_v6, routes: &self.routes_v6 }
+    pub fn v6(&self) -> FamilyListing<'_, Ipv6Addr> {
+        FamilyListing { links: &self.links, addresses: &self.addresses_v6, routes: &self.routes_v6 }
     }
 
     /// Lists now, with the routes that are `wanted`.

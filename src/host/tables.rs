@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use crate::host::listing::Found;
+use crate::host::listing::FamilyListing;
 use crate::host::state::{
     Address, EntryTable, KernelFamily, Link, LinkEntry, LinkId, MacAddress, Route, RouteKind,
     RouteProtocol, RouteSpec,
@@ -176,7 +176,7 @@ impl<A: KernelFamily> Desired<A> {
     /// if the device is gone. Other routes than ours are left alone, unless they have the place of
     /// one that does not yield: the main table has one place for each destination, type of service
     /// and metric.
-    pub fn diff(&self, found: &Found<'_, A>, entries: &[LinkEntry]) -> Option<Diff<A>> {
+    pub fn diff(&self, found: &FamilyListing<'_, A>, entries: &[LinkEntry]) -> Option<Diff<A>> {
         let mut diff = Diff::default();
         let mut device_mtu_bytes = u32::MAX;
         if let Some(device) = &self.device {

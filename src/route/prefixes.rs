@@ -48,6 +48,11 @@ impl Prefixes {
         self.v6
     }
 
+    /// What of it is of the families that `other` has.
+    pub fn of_families(self, other: Self) -> Option<Self> {
+        Self::new(self.v4.filter(|_| other.v4.is_some()), self.v6.filter(|_| other.v6.is_some()))
+    }
+
     /// What of it lies inside `networks`, each family in its own.
     pub fn within(self, networks: Self) -> Option<Self> {
         let v4 = self.v4.filter(|it| networks.v4.is_some_and(|network| network.covers(*it)));
@@ -92,14 +97,15 @@ impl Prefixes {
         self.v6.map_or_else(|| v4.clone(), |v6| format!("{v4}&{}", v6.key()))
     }
 
-    /// Reads the spelling of stores as flannel does: IPv6 in any of its spellings, IPv4 in one.
+    /// Reads the spelling of stores: IPv6 in any of its spellings, IPv4 in one.
     pub fn from_key(key: &str) -> Option<Self> {
         let (v4, v6) = key.split_once('&').map_or((key, None), |(v4, v6)| (v4, Some(v6)));
         let (v4_max, v6_max) = KEY_LENGTH_BITS_MAX;
         let v6 = match v6 {
             None => None,
             Some(v6) => {
-                let v6 = v6.replacen('-', "/", 1).parse::<Prefix<Ipv6Addr>>().ok()?;
+                let (address, length) = v6.split_once('-')?;
+                let v6 = format!("{address}/{length}").parse::<Prefix<Ipv6Addr>>().ok()?;
                 Some((1..=v6_max).contains(&v6.length_bits()).then_some(v6)?)
             }
         };
@@ -157,6 +163,7 @@ mod tests {
             "&2001::-56",
             "10.12.13.0-24&2001::",
             "10.12.13.0-24&2001::-128",
+            "10.12.13.0-24&2001::/56",
             "10.12.13.0-24&2001::-0",
             "10.12.13.0-24&",
             "10.12.13.0-24&2001::-+5",

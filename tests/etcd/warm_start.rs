@@ -44,11 +44,16 @@ impl Site {
     /// Both daemons know each other, and the first has it on disk.
     #[track_caller]
     fn start() -> Self {
-        let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().expect("a directory"));
+        Self::start_in(Lab::two_hosts(), CONFIG)
+    }
+
+    #[track_caller]
+    fn start_in(lab: Lab, config: &str) -> Self {
+        let files = tempfile::tempdir().expect("a directory");
         let (daemons, leases, named) = (Vec::new(), Vec::new(), ("node-a", 1));
         let mut site = Self { daemons, etcd: None, lab, leases, named, files };
         site.start_etcd();
-        site.ctl(&["put", &format!("{KEY}/config"), CONFIG]);
+        site.ctl(&["put", &format!("{KEY}/config"), config]);
         for host in 0..2 {
             let mut daemon = site.spawn(host, &[]);
             site.leases.push(SubnetEnv::wait(&site.dir(host).join("subnet.env"), &mut daemon));
@@ -527,4 +532,38 @@ fn invalid_cache_is_refused_once_and_start_waits() {
     println!("without the cache, ready {:?} after etcd", ready.elapsed());
     site.traffic(AGAIN, "etcd came");
     assert_eq!(std::fs::read(site.cache()).expect("it stays"), whole);
+}
+
+#[test]
+fn a_node_of_both_families_keeps_ipv6_when_it_starts_by_its_cache() {
+    let config = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48",
+        "Backend":{"Type":"host-gw"}}"#;
+    let lab = Lab::two_hosts();
+    for (index, host) in lab.hosts.iter().enumerate() {
+        let address = format!("fd99::{}/64", index + 1);
+        host.exec(&["ip", "address", "add", &address, "dev", "wire0", "nodad"]);
+    }
+    let mut site = Site::start_in(lab, config);
+    let published = |site: &Site| {
+        let prefix = format!("{}&", site.own_key());
+        let text = site.ctl(&["get", "--prefix", &prefix, "--print-value-only"]);
+        serde_json::from_str::<Value>(&text).expect("a lease is JSON")["PublicIPv6"].clone()
+    };
+    assert_eq!(published(&site), "fd99::1");
+    let routes =
+        |site: &Site| site.lab.hosts[0].exec(&["ip", "-6", "route", "show", "proto", "119"]);
+    let before = routes(&site);
+    assert!(before.contains("via fd99::2"), "{before}");
+    site.daemons[0].stop(Signal::KILL, STOP);
+    site.lose_etcd(false);
+    site.daemons[0] = site.spawn(0, &[]);
+    wait_until(AGAIN, "it starts by its cache", || {
+        let status = Status::try_of(&site.dir(0));
+        status.is_some_and(|status| status.0["stale"] == true && status.routes() == 1)
+    });
+    assert_eq!(site.status().0["lease"]["ipv6"]["public_ip"], "fd99::1");
+    site.bring_etcd_back(false);
+    site.wait_until_confirmed();
+    assert_eq!(published(&site), "fd99::1", "peers have no way to its IPv6 subnet any more");
+    assert_eq!(routes(&site), before);
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use weft::config::network::NetworkConfig;
 use weft::control::error::AcquireError;
+use weft::control::lease::LeaseAttributes;
 use weft::control::manager::SubnetManager;
 use weft::control::timing::Timing;
 
@@ -146,7 +148,7 @@ async fn annotation_prefix_applies_to_reads_and_writes() {
         let options = options(files.path(), &arguments, &[("NODE_NAME", name)]);
         async move { SubnetManager::connect(&options.store, None).await.unwrap() }
     };
-    let network = weft::config::network::NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
+    let network = NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
     let first = host("n1").await;
     let own = first.acquire(&network, &address(1)).await.unwrap();
     let mut first = control::Running::start(first, own);
@@ -328,7 +330,7 @@ async fn node_from_pod_flag_leaves_condition_alone() {
     let manager = SubnetManager::connect(&options.store, None).await.unwrap();
     assert_eq!(manager.describe(), "Kubernetes Subnet Manager - worker.example");
     let manager = manager.with_timing(Timing::default());
-    let network = weft::config::network::NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
+    let network = NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
     let own = manager.acquire(&network, &address(1)).await.unwrap();
     let running = control::Running::start(manager, own);
     running.manager.network_is_up();
@@ -346,4 +348,61 @@ async fn node_from_pod_flag_leaves_condition_alone() {
     }
     let refused = SubnetManager::connect(&options.store, None).await.err().unwrap().to_string();
     assert!(refused.contains("kube-flannel/weft-abcde"), "{refused}");
+}
+
+/// The network of the tests, with IPv6 as well.
+fn dual() -> NetworkConfig {
+    let text = r#"{"Network":"10.244.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48",
+        "Backend":{"Type":"host-gw"}}"#;
+    NetworkConfig::parse(text.as_bytes()).unwrap()
+}
+
+fn assign(api: &KubeApi, name: &str, cidrs: &[&str]) {
+    api.edit(name, |node| node["spec"] = json!({"podCIDR": cidrs[0], "podCIDRs": cidrs}));
+}
+
+#[tokio::test]
+async fn both_families_are_taken_and_published_as_flannel_does() {
+    let api = KubeApi::local();
+    for name in ["n1", "n2", "n3"] {
+        api.put_node(&flannel_node(name, "10.244.9.0/24", "192.0.2.9"));
+    }
+    assign(&api, "n1", &["fd00:5:0:1::/64", "10.244.1.0/24"]);
+    assign(&api, "n2", &["10.244.2.0/24", "fd00:5:0:2::/64"]);
+    assign(&api, "n3", &["10.244.3.0/24"]);
+    for (name, address) in [("n2", "192.0.2.2"), ("n3", "192.0.2.3")] {
+        api.edit(name, |node| {
+            node["metadata"]["annotations"][format!("{PREFIX}public-ip")] = address.into();
+        });
+    }
+    api.edit("n2", |node| {
+        node["metadata"]["annotations"][format!("{PREFIX}public-ipv6")] = "fd99::2".into();
+    });
+    let host = Host::new(&api, "n1").await;
+    let attributes = LeaseAttributes { public_ipv6: "fd99::1".parse().ok(), ..address(1) };
+    let own = host.manager.acquire(&dual(), &attributes).await.unwrap();
+    assert_eq!(own.lease.subnets.to_string(), "10.244.1.0/24,fd00:5:0:1::/64");
+    let written = said(&api, "n1");
+    assert_eq!(written["public-ipv6"], "fd99::1");
+    assert_eq!(written["backend-v6-data"], "null");
+    let mut running = control::Running::start(host.manager, own);
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "a Node of IPv4 is lost").await;
+    let peers = running.peers.borrow().clone();
+    let ways = peers.values().map(|peer| (peer.subnets.to_string(), peer.attributes.public_ipv6));
+    let ways: Vec<_> = ways.collect();
+    assert_eq!(ways[0], ("10.244.2.0/24,fd00:5:0:2::/64".to_owned(), "fd99::2".parse().ok()));
+    assert_eq!(ways[1], ("10.244.3.0/24".to_owned(), None));
+}
+
+#[tokio::test]
+async fn a_node_without_the_family_that_the_network_has_is_told() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let host = Host::new(&api, "n1").await;
+    let error = host.manager.acquire(&dual(), &address(1)).await.unwrap_err();
+    assert!(error.is_final() && error.to_string().contains("10.244.1.0/24"), "{error}");
+    assign(&api, "n1", &["10.244.1.0/24", "fd00:6:0:1::/64"]);
+    let error = host.manager.acquire(&dual(), &address(1)).await.unwrap_err();
+    assert!(error.is_final() && error.to_string().contains("fd00:6:0:1::/64"), "{error}");
+    assert!(api.seen(What::Patch).is_empty(), "wrote to a Node without usable subnets");
 }

@@ -25,7 +25,7 @@ pub struct SubnetRange<A: IpAddress = Ipv4Addr> {
 }
 
 /// What flannel's configuration makes of a family.
-pub trait Family: IpAddress {
+pub trait ConfigFamily: IpAddress {
     /// What its keys begin with.
     const KEYS: &'static str;
     /// A network and a subnet's address, for messages.
@@ -41,7 +41,7 @@ pub trait Family: IpAddress {
     const NETWORK_LENGTH_MAX: u8 = Self::BITS - 4;
 }
 
-impl Family for Ipv4Addr {
+impl ConfigFamily for Ipv4Addr {
     const KEYS: &'static str = "";
     const EXAMPLES: (&'static str, &'static str) = ("10.5.0.0/16", "10.5.16.0");
     const SUBNET_LENGTH_DEFAULT: (u8, u8) = (22, 24);
@@ -53,7 +53,7 @@ impl Family for Ipv4Addr {
     ];
 }
 
-impl Family for Ipv6Addr {
+impl ConfigFamily for Ipv6Addr {
     const KEYS: &'static str = "IPv6";
     const EXAMPLES: (&'static str, &'static str) = ("fd00:5::/48", "fd00:5:0:16::");
     const SUBNET_LENGTH_DEFAULT: (u8, u8) = (62, 64);
@@ -64,7 +64,7 @@ impl Family for Ipv6Addr {
     ];
 }
 
-impl<A: Family> SubnetRange<A> {
+impl<A: ConfigFamily> SubnetRange<A> {
     /// Reads the keys of the family in `config`.
     pub(super) fn parse(config: &Value) -> Result<Self, NetworkConfigError> {
         let network = network(json::member(config, &key::<A>("Network")))?;
@@ -98,7 +98,7 @@ impl<A: Family> SubnetRange<A> {
     }
 
     /// The first and the last subnet that may be leased.
-    pub(super) fn bounds(&self) -> [Prefix<A>; 2] {
+    pub fn bounds(&self) -> [Prefix<A>; 2] {
         let of = |address| Prefix::new(address, self.subnet_length_bits).unwrap_or(self.network);
         [of(self.subnet_min), of(self.subnet_max)]
     }
@@ -110,11 +110,11 @@ impl<A: Family> SubnetRange<A> {
     }
 }
 
-fn key<A: Family>(name: &str) -> String {
+fn key<A: ConfigFamily>(name: &str) -> String {
     format!("{}{name}", A::KEYS)
 }
 
-fn network<A: Family>(given: Option<&Value>) -> Result<Prefix<A>, NetworkConfigError> {
+fn network<A: ConfigFamily>(given: Option<&Value>) -> Result<Prefix<A>, NetworkConfigError> {
     let network: Option<Prefix<A>> = given.and_then(Value::as_str).and_then(|it| it.parse().ok());
     let (key, example) = (key::<A>("Network"), A::EXAMPLES.0);
     match (network, given) {
@@ -130,7 +130,7 @@ fn network<A: Family>(given: Option<&Value>) -> Result<Prefix<A>, NetworkConfigE
     }
 }
 
-fn check_forwarded<A: Family>(network: Prefix<A>) -> Result<Prefix<A>, NetworkConfigError> {
+fn check_forwarded<A: ConfigFamily>(network: Prefix<A>) -> Result<Prefix<A>, NetworkConfigError> {
     let holds = |prefix: &str| prefix.parse().is_ok_and(|no_pods| network.overlaps(no_pods));
     match A::NO_PODS.iter().find(|(prefix, _)| holds(prefix)) {
         None => Ok(network),
@@ -143,7 +143,10 @@ fn check_forwarded<A: Family>(network: Prefix<A>) -> Result<Prefix<A>, NetworkCo
     }
 }
 
-fn subnet_length<A: Family>(config: &Value, network: Prefix<A>) -> Result<u8, NetworkConfigError> {
+fn subnet_length<A: ConfigFamily>(
+    config: &Value,
+    network: Prefix<A>,
+) -> Result<u8, NetworkConfigError> {
     let (key, longest) = (key::<A>("SubnetLen"), A::SUBNET_LENGTH_MAX);
     let wanted = match json::member(config, &key) {
         None | Some(Value::Null) => 0,
@@ -172,7 +175,7 @@ fn subnet_length<A: Family>(config: &Value, network: Prefix<A>) -> Result<u8, Ne
 
 /// Reads the least or the greatest subnet. As in flannel, the address of nothing stands for "not
 /// given".
-fn bound<A: Family>(
+fn bound<A: ConfigFamily>(
     name: &str,
     config: &Value,
     network: Prefix<A>,

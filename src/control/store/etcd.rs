@@ -160,7 +160,10 @@ impl EtcdStore {
         let Vacancy { listed, replaces } = vacancy;
         let lifetime = replaces.as_ref().map_or(lease.lifetime, |before| before.lifetime);
         let etcd_lease = self.extend(lifetime, ttl).await?;
-        let mut extras = Extras::default();
+        // A flannel node takes a route away when an entry with the same IPv4 subnet goes, unless it
+        // was one without IPv6, which it does not find then: the old entry goes first, or after.
+        let goes_first = replaces.as_ref().is_some_and(|before| before.subnets.v6().is_some());
+        let mut extras = Extras { goes_first, ..Extras::default() };
         if let Some(before) = replaces {
             let path = self.path(&before.key);
             let is_unchanged =
@@ -220,9 +223,9 @@ impl EtcdStore {
         };
         let bound = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
         let put = TxnOp::put(self.path(&lease.key), lease.attributes.to_json()?, bound);
-        let Extras { conditions, writes } = extras;
+        let Extras { conditions, mut writes, goes_first } = extras;
         let conditions = claimed.into_iter().chain(conditions);
-        let writes = std::iter::once(put).chain(writes);
+        writes.insert(if goes_first { writes.len() } else { 0 }, put);
         let written = self.compare_and_swap(operation, lease, conditions, writes).await;
         if let Some(unused) = etcd_lease.filter(|lease| lease.fresh)
             && written.as_ref().is_err_and(StoreError::nothing_was_written)
@@ -296,6 +299,8 @@ impl EtcdStore {
 struct Extras {
     conditions: Vec<Compare>,
     writes: Vec<TxnOp>,
+    /// Whether they go before the write.
+    goes_first: bool,
 }
 
 /// That no node has the subnet of the key at `path` together with an IPv6 one. flannel's key is

@@ -209,28 +209,27 @@ impl KubeStore {
         networks: Prefixes,
         attributes: &LeaseAttributes,
     ) -> Result<Granted, AcquireError> {
-        if networks.v6().is_some() {
-            return Err(AcquireError::Unusable(
-                "IPv6 (EnableIPv6) with --kube-subnet-mgr is not built into this weftd: set \
-                 EnableIPv6 to false in the net config"
-                    .to_owned(),
-            ));
-        }
         let node = || self.own.name.clone();
         let found = self.read_own().await?.ok_or_else(|| AcquireError::NoNode(node()))?;
-        let subnet = found.subnet().map_err(|detail| self.unusable(&detail))?;
-        let subnet = subnet.ok_or_else(|| AcquireError::Unassigned(node()))?;
-        let subnets = Prefixes::from(subnet);
-        if subnets.within(networks).is_none() {
+        let subnets = found.subnets().map_err(|detail| self.unusable(&detail))?;
+        let subnets = subnets.ok_or_else(|| AcquireError::Unassigned(node()))?;
+        let wanted = subnets.of_families(networks).unwrap_or(subnets);
+        if networks.v6().is_some() && subnets.v6().is_none() {
+            return Err(self.unusable(&format!(
+                "its pod cidr {subnets} is of IPv4 alone: give the cluster an IPv6 --cluster-cidr \
+                 as well, or set EnableIPv6 to false in the net config"
+            )));
+        }
+        if wanted.within(networks) != Some(wanted) {
             // The first words are flannel's.
             return Err(AcquireError::Unusable(format!(
                 "subnet \"{networks}\" specified in the flannel net config doesn't contain \
-                 \"{subnet}\" PodCIDR of the {:?} node: correct Network in the net config, or the \
+                 \"{wanted}\" PodCIDR of the {:?} node: correct Network in the net config, or the \
                  cluster's --cluster-cidr",
                 self.own.name
             )));
         }
-        Ok(self.publish(subnets, attributes).await?)
+        Ok(self.publish(wanted, attributes).await?)
     }
 
     fn unusable(&self, detail: &str) -> AcquireError {

@@ -15,7 +15,7 @@ use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, RawJson};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 
 /// Most subnets of one Node that flannel accepts: one of each family.
 const POD_CIDRS_MAX: usize = 2;
@@ -115,25 +115,24 @@ impl Node {
         self.said.get(name).map_or("", String::as_str)
     }
 
-    /// Its IPv4 subnet; `None` until the cluster assigns one.
-    pub fn subnet(&self) -> Result<Option<Prefix>, String> {
+    /// Its subnets, one of each family at most, in whichever order; `None` until the cluster
+    /// assigns any.
+    pub fn subnets(&self) -> Result<Option<Prefixes>, String> {
         let cidrs = &self.pod_cidrs;
         if cidrs.len() > POD_CIDRS_MAX {
             return Err(format!("pod cidrs should be IPv4/IPv6 only or dualstack, not {cidrs:?}"));
         }
-        for cidr in cidrs {
-            if let Ok(subnet) = cidr.parse() {
-                return Ok(Some(subnet));
-            }
-            let address = cidr.split('/').next().unwrap_or_default();
-            if address.parse::<Ipv6Addr>().is_err() {
-                return Err(format!("its pod cidr {cidr:?} is no prefix such as 10.244.1.0/24"));
-            }
+        let v4 = cidrs.iter().find_map(|cidr| cidr.parse::<Prefix>().ok());
+        let v6 = cidrs.iter().find_map(|cidr| cidr.parse().ok());
+        if v4.is_some() || cidrs.is_empty() {
+            return Ok(Prefixes::new(v4, v6));
         }
-        if cidrs.is_empty() {
-            return Ok(None);
-        }
-        Err(format!("its pod cidrs {cidrs:?} are IPv6 only, which is not built into this weftd"))
+        Err(match cidrs.iter().find(|cidr| cidr.parse::<Prefix<Ipv6Addr>>().is_err()) {
+            Some(cidr) => format!("its pod cidr {cidr:?} is no prefix such as 10.244.1.0/24"),
+            None => {
+                format!("its pod cidrs {cidrs:?} are IPv6 only, which is not built into this weftd")
+            }
+        })
     }
 
     /// The lease that its annotations announce; `None` of a Node without flannel.
@@ -143,12 +142,12 @@ impl Node {
         }
         let read = || {
             let bad = |detail| (RejectReason::BadKey, detail);
-            let subnet = self.subnet().map_err(bad)?;
-            let subnet = subnet.ok_or_else(|| bad("its pod cidr is not assigned".to_owned()))?;
+            let subnets = self.subnets().map_err(bad)?;
+            let subnets = subnets.ok_or_else(|| bad("its pod cidr is not assigned".to_owned()))?;
             // Of two Nodes with one subnet, the one that was made first has it.
             let created_revision = self.created_unix;
             let (key, revision) = (self.name.clone(), self.revision);
-            let lease = Lease::reservation(subnet.into(), self.attributes()?);
+            let lease = Lease::reservation(subnets, self.attributes()?);
             Ok(Lease { key, revision, created_revision, ..lease })
         };
         let (key, revision) = (self.name.clone(), self.revision);
@@ -162,7 +161,6 @@ impl Node {
         let Ok(public_ip) = public_ip.parse::<Ipv4Addr>() else {
             return Err(bad(format!("its public-ip {public_ip:?} is no IPv4 address")));
         };
-        // Those of IPv6 are nobody's here: wrong ones are no reason to lose the Node.
         let backend_data = match self.said("backend-data") {
             "" | "null" => None,
             text => Some(
@@ -170,7 +168,16 @@ impl Node {
                     .map_err(|error| bad(format!("its backend-data is no JSON: {error}")))?,
             ),
         };
-        let attributes = LeaseAttributes::of(self.said("backend-type"), public_ip, backend_data);
+        // Wrong ones of IPv6 are no reason to lose the Node: it is reached by IPv4.
+        let backend_v6_data = match self.said("backend-v6-data") {
+            "" | "null" => None,
+            text => RawJson::from_text(text.to_owned()).ok(),
+        };
+        let attributes = LeaseAttributes {
+            public_ipv6: self.said("public-ipv6").parse().ok(),
+            backend_v6_data,
+            ..LeaseAttributes::of(self.said("backend-type"), public_ip, backend_data)
+        };
         // The same bounds as for a value of etcd.
         let checked = attributes.to_json().and_then(|value| LeaseAttributes::from_json(&value));
         checked.map_err(|error| (error.reason(), with_causes(&error)))
@@ -195,15 +202,21 @@ impl Node {
 
     /// The patch that makes the annotations say `attributes`; `None` if they do.
     pub fn annotation_patch(&self, attributes: &LeaseAttributes, prefix: &str) -> Option<String> {
-        let data = attributes.backend_data.as_ref().map_or("null", |data| data.0.get());
+        let text =
+            |data: &Option<RawJson>| data.as_ref().map_or("null", |data| data.0.get()).to_owned();
         let overwrite = self.overwrite().ok().flatten();
         let public_ip = overwrite.unwrap_or(attributes.public_ip).to_string();
         let mut wanted = vec![
             ("kube-subnet-manager", "true".to_owned()),
             ("backend-type", attributes.backend_type.in_lease().to_owned()),
-            ("backend-data", data.to_owned()),
+            ("backend-data", text(&attributes.backend_data)),
             ("public-ip", public_ip),
         ];
+        if let Some(public_ipv6) = attributes.public_ipv6 {
+            let overwrite = self.said("public-ipv6-overwrite").parse().ok();
+            wanted.push(("public-ipv6", overwrite.unwrap_or(public_ipv6).to_string()));
+            wanted.push(("backend-v6-data", text(&attributes.backend_v6_data)));
+        }
         wanted.retain(|(name, text)| self.said.get(*name) != Some(text));
         let differs: BTreeMap<_, _> =
             wanted.into_iter().map(|(name, text)| (format!("{prefix}{name}"), text)).collect();

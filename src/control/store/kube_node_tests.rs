@@ -38,7 +38,8 @@ fn parse(node: &Value) -> Node {
 fn node_gives_lease_with_backend_data() {
     let spec = json!({"podCIDR": "10.244.2.0/24", "podCIDRs": ["10.244.2.0/24", "fd00:2::/64"]});
     let lease = parse(&node(vxlan(), spec)).lease().unwrap().unwrap();
-    assert_eq!((lease.key.as_str(), lease.subnets.to_string().as_str()), ("n2", "10.244.2.0/24"));
+    let subnets = lease.subnets.to_string();
+    assert_eq!((lease.key.as_str(), subnets.as_str()), ("n2", "10.244.2.0/24,fd00:2::/64"));
     assert_eq!((lease.revision, lease.lifetime), (42, Lifetime::Reservation));
     assert_eq!(lease.created_revision, 1_795_249_800, "the older Node would not be told");
     assert_eq!(lease.attributes.backend_type, crate::backend_kind::BackendKind::Vxlan.into());
@@ -119,7 +120,7 @@ proptest! {
         annotations[format!("{P}backend-data")] = data.into();
         let found = parse(&node(annotations, json!({"podCIDRs": cidrs})));
         let lease = found.lease().expect("its marker is there");
-        prop_assert!(lease.is_err() || found.subnet().is_ok_and(|subnet| subnet.is_some()));
+        prop_assert!(lease.is_err() || found.subnets().is_ok_and(|subnets| subnets.is_some()));
         let udp = LeaseAttributes::udp(Ipv4Addr::LOCALHOST);
         prop_assert!(found.annotation_patch(&udp, P).is_some());
     }

@@ -106,11 +106,11 @@ impl OwnNode {
             return Step::Rest;
         };
         let Some(node) = &state.node else { return Step::Await("is gone from the API") };
-        match node.subnet() {
+        match node.subnets() {
             Ok(None) => Step::Await("has no pod cidr any more"),
             Err(detail) => Step::Refuse(detail, None),
-            Ok(Some(other)) if Prefixes::from(other) != *subnets => {
-                Step::Refuse(format!("its pod cidr is now {other}"), Some(other))
+            Ok(Some(other)) if other.of_families(*subnets) != Some(*subnets) => {
+                Step::Refuse(format!("its pod cidr is now {other}"), other.v4())
             }
             Ok(Some(_)) => match node.annotation_patch(desired, prefix) {
                 Some(patch) => {

@@ -118,6 +118,9 @@ impl LocalStore {
             let ends = |ttl: Duration| clock::unix_seconds().saturating_add(ttl.as_secs() + 1);
             let expires_unix = ttl.map(ends);
             let value = lease.attributes.to_json_until(expires_unix)?;
+            if lease.revision == 0 {
+                locked.remove_ended(lease.subnets)?;
+            }
             let revision = locked.write(&lease.key, &value)?;
             if let Some(before) = &replaces {
                 locked.remove(&before.key)?;

@@ -254,6 +254,25 @@ impl Locked<'_> {
         if is_unchanged { Ok(()) } else { Err(StoreError::Conflict(held.key.clone())) }
     }
 
+    /// Removes the files of leases that have ended and had one of these subnets: their owners must
+    /// not find them again.
+    pub(super) fn remove_ended(&self, subnets: Prefixes) -> StoreResult<()> {
+        let path = self.files.subnets_path();
+        for entry in fs::read_dir(&path).map_err(|source| failed("list", &path, source))? {
+            let name = entry.map_err(|source| failed("list", &path, source))?.file_name();
+            let key = name
+                .to_str()
+                .filter(|key| Prefixes::from_key(key).is_some_and(|found| found.overlaps(subnets)));
+            if let Some(key) = key
+                && self.files.read_entry(key.as_bytes())?.is_some_and(|found| found.is_ok())
+                && self.files.read_lease(key.as_bytes())?.is_none()
+            {
+                self.remove(key)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the file of `held` is as of its revision, if its lease has ended as well.
     fn is_as_of(&self, held: &Lease) -> StoreResult<bool> {
         let found = self.files.read_entry(held.key.as_bytes())?;

@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 
 use super::{Desired, Edit, Step, Ways};
-use crate::host::listing::{Found, Listing};
+use crate::host::listing::{FamilyListing, Listing};
 use crate::host::netlink::{self, Result, neighbours, request_all, unless_gone, unless_there};
 use crate::host::state::{Address, KernelFamily};
 use crate::route::Prefix;
@@ -46,7 +46,10 @@ pub async fn remove_own_routes(
     remove_own(networks_v6, &listing.v6()).await
 }
 
-async fn remove_own<A: KernelFamily>(networks: Vec<Prefix<A>>, found: &Found<'_, A>) -> Result {
+async fn remove_own<A: KernelFamily>(
+    networks: Vec<Prefix<A>>,
+    found: &FamilyListing<'_, A>,
+) -> Result {
     let desired = Desired { device: None, networks, ways: Ways::new() };
     let diff = desired.diff(found, &[]).unwrap_or_default();
     apply_all(&diff.removals).await.into_iter().try_for_each(|(_, result)| result)
