@@ -60,7 +60,10 @@ fn patched(json: &[u8], node: &Node, own: &LeaseAttributes) {
         return;
     };
     for (name, text) in patch["metadata"]["annotations"].as_object().into_iter().flatten() {
-        object["metadata"]["annotations"][name] = text.clone();
+        match object["metadata"]["annotations"].as_object_mut() {
+            Some(annotations) if text.is_null() => drop(annotations.remove(name)),
+            _ => object["metadata"]["annotations"][name] = text.clone(),
+        }
     }
     let again = Node::parse(object.to_string().as_bytes(), PREFIX).expect("it was one before");
     assert_eq!(again.attributes().as_ref(), Ok(own), "{patch}");

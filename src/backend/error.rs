@@ -25,8 +25,10 @@ pub enum StartError {
     Mtu(#[from] MtuError),
     /// Routes between hosts need their real addresses.
     #[error(
-        "the host-gw backend needs the interface's own address as PublicIP, but they are {address} \
-         and {public_address}; leave --public-ip out, or choose a backend with a tunnel"
+        "the host-gw backend needs the interface's own address as {}, but they are {address} and \
+         {public_address}; leave {} out, or choose a backend with a tunnel",
+        if address.is_ipv4() { "PublicIP" } else { "PublicIPv6" },
+        if address.is_ipv4() { "--public-ip" } else { "--public-ipv6" }
     )]
     NotTheInterfacesAddress {
         /// The interface's.

@@ -1,7 +1,7 @@
 //! The backends without workers or commands: make the kernel's routes, neighbours and forwarding
 //! entries what the leases ask for, if anything. The kernel goes on without weftd.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -192,26 +192,35 @@ impl KernelBackend {
             Means::Alloc => (None, Ways::new(), Vec::new()),
         };
         if let Some(first) = unusable.first() {
-            let more = unusable.len() - 1;
-            self.log("unusable", &format!("ignored lease {first} (and {more} more)"));
+            let more = match unusable.len() - 1 {
+                0 => String::new(),
+                more => format!(", and {more} more"),
+            };
+            self.log("unusable", &format!("ignored lease {first}{more}"));
         }
         self.reporter.count(|done| done.leases_unusable = unusable.len() as u64);
         let desired = Desired { device, networks: self.v4.networks.clone(), ways };
         self.report_external();
-        let (failures_v6, is_complete_v6) = self.make_v6(&listing, peers).await;
-        let is_complete = self.make(&desired, &listing, peers, failures_v6).await?;
-        let wrong = self.host.lost_address().cloned();
+        let (lacking_v6, is_complete_v6) = self.make_v6(&listing, peers).await;
+        let is_complete = self.make(&desired, &listing, peers, &lacking_v6).await?;
+        let lost_v6 = self.host.lost_v6_address();
+        match &lost_v6 {
+            Some(lost) => self.log("lost-ipv6", lost),
+            None => drop(self.logged.remove("lost-ipv6")),
+        }
+        let wrong = self.host.lost_address().cloned().or(lost_v6);
         self.reporter.state(|state| (state.is_up, state.wrong) = (true, wrong));
         Ok(is_complete && is_complete_v6)
     }
 
-    /// Makes the tables as they must be, as far as the `peers` are known; of IPv6, so many are not.
+    /// Makes the tables as they must be, as far as the `peers` are known; of IPv6, these lack
+    /// theirs.
     async fn make(
         &mut self,
         desired: &Desired,
         listing: &Listing,
         peers: Option<&Peers>,
-        failures_v6: usize,
+        lacking_v6: &BTreeSet<Prefix<Ipv6Addr>>,
     ) -> Result<bool, NetlinkError> {
         let entries = match &desired.device {
             Some(device) => neighbours::entries(&device.link).await?,
@@ -241,14 +250,26 @@ impl KernelBackend {
             health.follow(&self.v4.set, &hosts, own, external.index);
         }
         hosts.retain(|subnet, _| !made.removed.contains(subnet));
-        self.reporter.hosts(hosts, made.failures() + failures_v6);
+        let lacking = made.lacking();
+        let lacks = |lease: &&Lease| {
+            let (v4, v6) = (lease.subnets.v4(), lease.subnets.v6());
+            v4.is_some_and(|it| lacking.contains(&it))
+                || v6.is_some_and(|it| lacking_v6.contains(&it))
+        };
+        self.reporter.hosts(hosts, peers.values().filter(lacks).count());
         Ok(made.is_complete())
     }
 
-    /// The same of IPv6, which has routes alone; gives how many peers lack theirs, and whether
+    /// The same of IPv6, which has routes alone; gives which peers lack theirs, and whether
     /// everything is in place.
-    async fn make_v6(&mut self, listing: &Listing, peers: Option<&Peers>) -> (usize, bool) {
-        let Some(peers) = peers.filter(|_| !self.v6.networks.is_empty()) else { return (0, true) };
+    async fn make_v6(
+        &mut self,
+        listing: &Listing,
+        peers: Option<&Peers>,
+    ) -> (BTreeSet<Prefix<Ipv6Addr>>, bool) {
+        let Some(peers) = peers.filter(|_| !self.v6.networks.is_empty()) else {
+            return (BTreeSet::new(), true);
+        };
         let ways = match &self.means {
             Means::HostGw => {
                 let kind = self.means.leased_as();
@@ -262,7 +283,7 @@ impl KernelBackend {
         let removes = self.removes();
         let made = self.v6.make(diff, &desired, &listing.v6(), removes).await;
         self.tell(&made, false);
-        (made.failures(), made.is_complete())
+        (made.lacking(), made.is_complete())
     }
 
     /// Whether what no peer asks for goes. Not while the peers are from the cache, which may be

@@ -87,8 +87,8 @@ impl<A: KernelFamily> Made<A> {
         self.failed.is_empty() && self.kept.is_empty()
     }
 
-    /// How many are not set up, or not for long.
-    pub(super) fn failures(&self) -> usize {
-        self.failed.len() + self.removed.len()
+    /// Those that are not set up, or not for long.
+    pub(super) fn lacking(&self) -> BTreeSet<Prefix<A>> {
+        &self.failed | &self.removed
     }
 }

@@ -283,7 +283,7 @@ impl Search<'_> {
         let subnets = self.pick(config.leasable(held.subnets), &taken)?;
         self.compares_all = true;
         info!(
-            "The configuration has other families now: the lease of {} becomes {subnets}",
+            "The lease of {} has no place in the configuration of now: it becomes {subnets}",
             held.subnets
         );
         let vacancy = Vacancy { listed: snapshot.revision, replaces: Some(held.clone()) };

@@ -57,7 +57,7 @@ impl SubnetManager {
     pub async fn release(&self, subnet: Prefixes, sure: bool) -> Result<Lease, ByHandError> {
         let store = self.writable()?;
         let snapshot = self.store.list().await?;
-        let mut found = snapshot.leases.into_iter().filter(|it| it.subnets.shares_with(subnet));
+        let mut found = snapshot.leases.into_iter().filter(|it| subnet.is_part_of(it.subnets));
         let lease = found
             .next()
             .filter(|_| found.next().is_none())

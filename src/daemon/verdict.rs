@@ -132,7 +132,9 @@ impl Faults {
         self.add(Cause::LeasesVanished, (held > 0).then_some(text));
         self.add(Cause::EntryUnused, unused(status));
         let done = status.backend.as_ref().and_then(|backend| backend.done.as_ref());
-        self.add(Cause::PeerNotSetUp, done.and_then(|done| not_set_up(done, status.peers)));
+        let is_dual = status.lease.as_ref().is_some_and(|lease| lease.ipv6.is_some());
+        let text = done.and_then(|done| not_set_up(done, status.peers, is_dual));
+        self.add(Cause::PeerNotSetUp, text);
         self.add(Cause::PeerOtherBackend, other_backend(&status.routes));
         if let Some((cause, text)) = unreached(&status.routes, &strangers(status)) {
             self.add(cause, Some(text));
@@ -169,12 +171,16 @@ fn unused(status: &Status) -> Option<String> {
 }
 
 /// How many peers the kernel or a command did not take, and how many can't be used.
-fn not_set_up(done: &BackendCounts, peers: usize) -> Option<String> {
+fn not_set_up(done: &BackendCounts, peers: usize, is_dual: bool) -> Option<String> {
     let missing = done.peers_failed + done.leases_unusable;
+    let (families, who) = match is_dual {
+        false => ("", "`weft peers` names them, and the log says why"),
+        true => (", for IPv4, IPv6 or both", "`weft peers` names those of IPv4, and the log all"),
+    };
     (missing > 0).then(|| {
         format!(
-            "{missing} of {peers} peers are not set up, and no packets go there, or what weftd \
-             sets is removed again and again: `weft peers` names them, and the log says why"
+            "{missing} of {peers} peers are not set up{families}, and no packets go there, or what \
+             weftd sets is removed again and again: {who}"
         )
     })
 }

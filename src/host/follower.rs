@@ -77,6 +77,8 @@ pub struct HostFollower {
     /// What the external interface lacks, if its address is not there and none is taken in its
     /// place.
     lost: Option<String>,
+    /// Since when the IPv6 address that peers send to is not usable.
+    v6_away_since: Option<Instant>,
     /// The next listing, events or not.
     due: Instant,
     retry: Duration,
@@ -100,6 +102,7 @@ impl HostFollower {
             beside: BTreeMap::new(),
             left: None,
             lost: None,
+            v6_away_since: None,
             begun: now,
             rest_until: now,
             due: now,
@@ -126,6 +129,18 @@ impl HostFollower {
     /// its place, and what is waited for.
     pub fn lost_address(&self) -> Option<&String> {
         self.lost.as_ref()
+    }
+
+    /// The same of the IPv6 address that peers send to, unless that is `--public-ipv6`.
+    pub fn lost_v6_address(&self) -> Option<String> {
+        let external = &self.following.external;
+        let v6 = external.v6.filter(|v6| v6.address == v6.public_address)?;
+        self.v6_away_since.filter(|since| since.elapsed() >= AWAY)?;
+        Some(format!(
+            "{} has lost its IPv6 address {}, to which peers send, or it must not be used any \
+             more: give it back, or restart weftd to have it take another",
+            external.name, v6.address
+        ))
     }
 
     /// Waits until there may be something to do, and lists. Call [`Self::finish`] when it is done.
@@ -200,10 +215,12 @@ impl HostFollower {
     /// there before all others when an interface comes up: it is left for any other.
     fn follow_v6(&mut self, listing: &Listing) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
-        let Some(v6) = external.v6.filter(|_| *follow_address) else { return };
+        let Some(v6) = external.v6 else { return };
         let usable = usable_addresses(&listing.v6(), external.index);
+        let is_away = !usable.contains(&v6.address);
+        self.v6_away_since = is_away.then(|| self.v6_away_since.unwrap_or_else(Instant::now));
         let next = usable.first().filter(|next| {
-            !next.is_of_link() && (v6.address.is_of_link() || !usable.contains(&v6.address))
+            *follow_address && !next.is_of_link() && (v6.address.is_of_link() || is_away)
         });
         let Some(next) = next else { return };
         info!(
@@ -211,6 +228,7 @@ impl HostFollower {
             external.name, v6.address
         );
         external.v6 = Some(ExternalV6::of(*next, interface.public_ipv6));
+        self.v6_away_since = None;
     }
 
     /// Ends the reconciliation after the last listing: complete, or to be retried.
@@ -219,6 +237,7 @@ impl HostFollower {
         let pause = match (self.away_since, is_complete) {
             (Some(_), true) => AWAY,
             (Some(_), false) if self.is_briefly_away() => AWAY,
+            (None, true) if self.v6_away_since.is_some_and(|since| since.elapsed() < AWAY) => AWAY,
             (None, true) => self.following.period,
             (_, false) => self.retry,
         };

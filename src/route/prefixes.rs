@@ -78,6 +78,11 @@ impl Prefixes {
         v4 || self.v6.is_some() && self.v6 == other.v6
     }
 
+    /// Whether `other` has each of these.
+    pub fn is_part_of(self, other: Self) -> bool {
+        self.v4.is_none_or(|_| self.v4 == other.v4) && self.v6.is_none_or(|_| self.v6 == other.v6)
+    }
+
     /// Whether each is as long as the one of its family in `other`.
     pub fn has_lengths_of(self, other: Self) -> bool {
         self.v4.zip(other.v4).is_none_or(|(a, b)| a.length_bits() == b.length_bits())

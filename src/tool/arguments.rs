@@ -191,7 +191,7 @@ pub(super) enum LeaseCommand {
     },
     /// Assigns a free subnet to a node, which takes it when it starts, and keeps it for ever.
     Reserve {
-        /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:7::/64 where nodes have both.
+        /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:0:7::/64 where nodes have both.
         #[arg(value_parser = subnets)]
         subnets: Prefixes,
         /// The node's PublicIP.
@@ -201,7 +201,7 @@ pub(super) enum LeaseCommand {
     },
     /// Takes a lease or reservation back, of a node that is gone.
     Release {
-        /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:7::/64 where nodes have both.
+        /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:0:7::/64 where nodes have both.
         #[arg(value_parser = subnets)]
         subnets: Prefixes,
         /// Nobody uses the subnet any more: you have looked.

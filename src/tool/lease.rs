@@ -129,8 +129,9 @@ fn lease_json(lease: &Lease) -> Value {
 fn show(snapshot: &Snapshot, what: &str) -> anyhow::Result<String> {
     let subnets: Option<Prefixes> = what.parse().ok();
     let is_it = |lease: &&Lease| {
-        subnets.is_some_and(|subnets| subnets.shares_with(lease.subnets))
+        subnets.is_some_and(|subnets| subnets.is_part_of(lease.subnets))
             || lease.attributes.public_ip.to_string() == what
+            || lease.attributes.public_ipv6.is_some_and(|it| it.to_string() == what)
     };
     let lease = snapshot.leases.iter().find(is_it);
     let lease = lease.ok_or_else(|| anyhow!("the store has no lease of {what}"))?;

@@ -526,7 +526,10 @@ fn patch(shared: &Shared, path: &str, text: &str) -> Response<Body> {
     };
     let mut node: Value = serde_json::from_slice(&json).unwrap();
     for (key, value) in patch["metadata"]["annotations"].as_object().into_iter().flatten() {
-        node["metadata"]["annotations"][key] = value.clone();
+        match node["metadata"]["annotations"].as_object_mut() {
+            Some(annotations) if value.is_null() => drop(annotations.remove(key)),
+            _ => node["metadata"]["annotations"][key] = value.clone(),
+        }
     }
     for condition in patch["status"]["conditions"].as_array().into_iter().flatten() {
         if node["status"]["conditions"].is_null() {

@@ -10,25 +10,25 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 508, 4345),
-    ("backend", 6002, 60592),
+    ("backend", 6024, 60804),
     ("bin", 15, 144),
     ("config", 1759, 18036),
-    ("daemon", 3582, 36792),
-    ("control", 5651, 56817),
+    ("daemon", 3588, 36858),
+    ("control", 5655, 56877),
     ("device", 482, 5189),
     ("engine", 1846, 17245),
     ("fast_path", 571, 5164),
     ("forward", 664, 6067),
-    ("host", 2726, 28870),
+    ("host", 2742, 29021),
     ("netfilter", 1213, 11996),
     ("offload", 769, 7187),
     ("packet", 685, 6871),
     ("rights", 55, 575),
-    ("route", 421, 4329),
+    ("route", 424, 4382),
     ("stats", 249, 2205),
     ("status", 558, 3933),
     ("sys", 1131, 12036),
-    ("tool", 5103, 54701),
+    ("tool", 5114, 54801),
 ];
 
 /// Lines and tokens.

@@ -244,8 +244,9 @@ impl Machine {
         }
         self.own_entry = OwnEntry::AsWritten;
         if what == Write::Restore && !self.moved_from.is_empty() {
-            let to = self.own.lease.attributes.public_ip;
-            self.info(format!("The lease of {subnet} stays, now with PublicIP {to}"));
+            let LeaseAttributes { public_ip, public_ipv6, .. } = &self.own.lease.attributes;
+            let v6 = public_ipv6.map(|it| format!(" and PublicIPv6 {it}")).unwrap_or_default();
+            self.info(format!("The lease of {subnet} stays, now with PublicIP {public_ip}{v6}"));
         } else if what == Write::Restore {
             self.warn(format!("Somebody rewrote the lease of {subnet}; restored it"));
         } else if what == Write::Repair {

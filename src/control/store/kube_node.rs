@@ -206,18 +206,22 @@ impl Node {
             |data: &Option<RawJson>| data.as_ref().map_or("null", |data| data.0.get()).to_owned();
         let overwrite = self.overwrite().ok().flatten();
         let public_ip = overwrite.unwrap_or(attributes.public_ip).to_string();
-        let mut wanted = vec![
-            ("kube-subnet-manager", "true".to_owned()),
-            ("backend-type", attributes.backend_type.in_lease().to_owned()),
-            ("backend-data", text(&attributes.backend_data)),
-            ("public-ip", public_ip),
-        ];
-        if let Some(public_ipv6) = attributes.public_ipv6 {
+        // Those of IPv6 go when the node has none any more.
+        let of_v6 = attributes.public_ipv6.map(|public_ipv6| {
             let overwrite = self.said("public-ipv6-overwrite").parse().ok();
-            wanted.push(("public-ipv6", overwrite.unwrap_or(public_ipv6).to_string()));
-            wanted.push(("backend-v6-data", text(&attributes.backend_v6_data)));
-        }
-        wanted.retain(|(name, text)| self.said.get(*name) != Some(text));
+            let public_ipv6: Ipv6Addr = overwrite.unwrap_or(public_ipv6);
+            (public_ipv6.to_string(), text(&attributes.backend_v6_data))
+        });
+        let (public_ipv6, backend_v6_data) = of_v6.unzip();
+        let mut wanted = vec![
+            ("kube-subnet-manager", Some("true".to_owned())),
+            ("backend-type", Some(attributes.backend_type.in_lease().to_owned())),
+            ("backend-data", Some(text(&attributes.backend_data))),
+            ("public-ip", Some(public_ip)),
+            ("public-ipv6", public_ipv6),
+            ("backend-v6-data", backend_v6_data),
+        ];
+        wanted.retain(|(name, text)| self.said.get(*name) != text.as_ref());
         let differs: BTreeMap<_, _> =
             wanted.into_iter().map(|(name, text)| (format!("{prefix}{name}"), text)).collect();
         let patch = serde_json::json!({ "metadata": { "annotations": differs } });

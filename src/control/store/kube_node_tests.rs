@@ -81,6 +81,12 @@ fn patch_contains_only_differences() {
         r#"{{"metadata":{{"annotations":{{"{P}backend-data":"null","{P}backend-type":""}}}}}}"#
     );
     assert_eq!(found.annotation_patch(&udp, P), Some(expected));
+    let mut dual = vxlan();
+    dual[format!("{P}public-ipv6")] = "fd99::1".into();
+    let found = parse(&node(dual, json!({})));
+    let expected = format!(r#"{{"metadata":{{"annotations":{{"{P}public-ipv6":null}}}}}}"#);
+    let said = found.annotation_patch(&lease.attributes, P);
+    assert_eq!(said, Some(expected), "others send IPv6 to a node that has none any more");
     let mut overwritten = vxlan();
     overwritten[format!("{P}public-ip-overwrite")] = "198.51.100.7".into();
     let found = parse(&node(overwritten, json!({})));

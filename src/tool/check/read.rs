@@ -45,9 +45,10 @@ const POD_LENGTH_BITS_MAX: u8 = 29;
 const ASKED_MAX: usize = 16;
 
 /// Single files below `/proc/sys`.
-const SYSCTLS: [&str; 5] = [
+const SYSCTLS: [&str; 6] = [
     "kernel/io_uring_disabled",
     "net/ipv4/ip_forward",
+    "net/ipv6/conf/all/forwarding",
     "net/bridge/bridge-nf-call-iptables",
     "net/netfilter/nf_conntrack_count",
     "net/netfilter/nf_conntrack_max",
@@ -100,7 +101,9 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
 /// Why what this host's pods send to those of a peer with this `subnet` ends here, if it is sent.
 fn own_pods_end(facts: &Facts, subnet: Prefix) -> Option<String> {
     // The kernel refuses everything then, and other checks say so.
-    let is_off = |(name, value): (&String, &u64)| *value == 0 && name.ends_with("forwarding");
+    let is_off = |(name, value): (&String, &u64)| {
+        *value == 0 && name.starts_with("net/ipv4") && name.ends_with("forwarding")
+    };
     if facts.sysctls.iter().any(is_off) {
         return None;
     }

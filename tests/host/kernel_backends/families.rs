@@ -127,6 +127,36 @@ fn host_gw_carries_both_families_and_follows_addresses() {
 }
 
 #[test]
+fn what_fails_of_ipv6_alone_is_told_and_costs_no_ipv4() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = local_store(dir.path(), &config("host-gw"));
+    let lab = lab();
+    let keeps = [store.as_str(), "--follow-address=false"];
+    let mut second = lab.weftd(1, &dir.path().join("h1"), &keeps);
+    let there = SubnetEnv::wait(&dir.path().join("h1/subnet.env"), &mut second);
+    let first = start(&lab, dir.path(), 0, &store);
+    lab.connect_pods([&first.lease, &there]);
+
+    // Off the link in both families: one peer, and not two.
+    let value = r#"{"PublicIP":"10.99.0.1","PublicIPv6":"fd88::1","BackendType":"host-gw"}"#;
+    let key = "store/subnets/10.5.240.0-24&fd00:5:0:240::-64";
+    std::fs::write(dir.path().join(key), value).unwrap();
+    let failed = || Status::of(&dir.path().join("h0")).0["backend"]["peers_failed"].as_u64();
+    wait_until(SOON, "a peer off the link is counted", || failed() > Some(0));
+    assert_eq!(failed(), Some(1));
+
+    lab.hosts[1].exec(&["ip", "address", "del", "fd99::2/64", "dev", "wire0"]);
+    let is_told = || {
+        let status = Status::of(&dir.path().join("h1")).0;
+        status["dataplane_wrong"].as_str().is_some_and(|text| text.contains("fd99::2"))
+    };
+    wait_until(SOON, "the lost address of IPv6 is told", is_told);
+    assert!(lab.ping(0, there.pod_address(), 1472), "IPv4 does not go on");
+    lab.hosts[1].exec(&["ip", "address", "add", "fd99::2/64", "dev", "wire0", "nodad"]);
+    wait_until(SOON, "the status is well again", || !is_told());
+}
+
+#[test]
 fn a_family_that_goes_takes_its_routes_along_and_leaves_the_other() {
     let dir = tempfile::tempdir().unwrap();
     let store = local_store(dir.path(), &config("host-gw"));

@@ -24,7 +24,14 @@ fn is_on(facts: &Facts, path: &str, cure: &str) -> Checked {
 
 pub(super) fn ip_forward(facts: &Facts) -> Checked {
     let cure = "sysctl -w net.ipv4.ip_forward=1, and the same in /etc/sysctl.d.";
-    is_on(facts, "net/ipv4/ip_forward", cure)
+    let of_v4 = is_on(facts, "net/ipv4/ip_forward", cure)?;
+    if facts.status().and_then(|status| status.lease.as_ref()?.ipv6).is_none() {
+        return Ok(of_v4);
+    }
+    let cure = "sysctl -w net.ipv6.conf.all.forwarding=1, and the same in /etc/sysctl.d; where the \
+                host's address is by router advertisements, accept_ra=2 on its interface first.";
+    let of_v6 = is_on(facts, "net/ipv6/conf/all/forwarding", cure)?;
+    Ok(format!("{of_v4}, {of_v6}"))
 }
 
 pub(super) fn device_forwarding(facts: &Facts) -> Checked {

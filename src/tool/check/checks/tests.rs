@@ -1,7 +1,7 @@
 //! Each check on a host that is well, and on that host with one thing wrong.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use rustix::thread::CapabilitySet;
@@ -22,8 +22,8 @@ use crate::host::state::{
     Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol, Vxlan,
 };
 use crate::status::{
-    Backend, Cause, Direction, FastPath, Fault, Kept, Lately, Lease, Peer, PeerState, Rules, State,
-    Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
+    Backend, Cause, Direction, FastPath, Fault, Kept, Lately, Lease, LeaseIpv6, Peer, PeerState,
+    Rules, State, Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
 };
 
 const DAEMON: u32 = 100;
@@ -477,6 +477,15 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("ip-forward", Judged::Failed, "is 0", |it| {
         it.sysctls.insert("net/ipv4/ip_forward".to_owned(), 0);
+    }),
+    ("ip-forward", Judged::Failed, "net.ipv6.conf.all.forwarding is 0", |it| {
+        it.sysctls.insert("net/ipv6/conf/all/forwarding".to_owned(), 0);
+        let lease = said(it).lease.as_mut().unwrap_or_else(|| panic!("no lease"));
+        lease.ipv6 = Some(LeaseIpv6 {
+            network: "fd00:5::/48".parse().unwrap_or_else(|_| panic!("no prefix")),
+            subnet: "fd00:5:0:1::/64".parse().unwrap_or_else(|_| panic!("no prefix")),
+            public_ip: Ipv6Addr::LOCALHOST,
+        });
     }),
     ("device-forwarding", Judged::Failed, "flannel0.forwarding is 0", |it| {
         it.sysctls.insert("net/ipv4/conf/flannel0/forwarding".to_owned(), 0);
