@@ -177,7 +177,7 @@ fn udp_nodes_do_too_and_outlive_their_nodes() {
     site.restart(1);
     let path = site.run(1).join("subnet.env");
     let lease = SubnetEnv::wait(&path, &mut site.daemons[1]);
-    assert_eq!(lease.subnets, "10.244.200.1/24");
+    assert_eq!(lease.subnet, "10.244.200.1/24");
     site.move_pod(1, lease);
     site.wait_until_ready(0, 1);
     site.wait_until_ready(1, 1);

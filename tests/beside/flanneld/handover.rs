@@ -70,7 +70,7 @@ fn a_reservation_stays_one_with_weftd_and_ends_with_flanneld() {
         site.forget();
         site.put(&key, r#"{"PublicIP":"172.20.0.1"}"#);
         let (process, lease) = site.start(0, daemon, &[]);
-        assert_eq!(lease.subnets, "10.5.77.1/24", "{daemon:?} ignores the reservation");
+        assert_eq!(lease.subnet, "10.5.77.1/24", "{daemon:?} ignores the reservation");
         assert_eq!(site.lease_of(&key) == 0, stays, "{daemon:?}");
         site.stop(process);
     }
