@@ -97,16 +97,13 @@ impl NetworkConfig {
 
     /// The networks of both families.
     pub fn networks(&self) -> Prefixes {
-        let v4 = Prefixes::from(self.v4.network);
-        self.v6.map_or(v4, |v6| v4.with_v6(v6.network))
+        Prefixes::of_v4(self.v4.network, self.v6.map(|range| range.network))
     }
 
     /// The first and the last subnets that may be leased.
     pub fn bounds(&self) -> [Prefixes; 2] {
-        let v4 = self.v4.bounds().map(Prefixes::from);
-        let Some(v6) = self.v6 else { return v4 };
-        let ([first, last], [first_v6, last_v6]) = (v4, v6.bounds());
-        [first.with_v6(first_v6), last.with_v6(last_v6)]
+        let (v4, v6) = (self.v4.bounds(), self.v6.map(|range| range.bounds()));
+        [0, 1].map(|end| Prefixes::of_v4(v4[end], v6.map(|v6| v6[end])))
     }
 
     /// What of `subnets` may be leased here.

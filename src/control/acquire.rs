@@ -188,8 +188,7 @@ impl Search<'_> {
             (None, Some(range)) => Some(self.one_of(range, taken.iter().filter_map(|it| it.v6()))?),
             (None, None) => None,
         };
-        let v4 = Prefixes::from(v4);
-        Ok(v6.map_or(v4, |v6| v4.with_v6(v6)))
+        Ok(Prefixes::of_v4(v4, v6))
     }
 
     /// A free subnet of `range`.
@@ -273,10 +272,9 @@ impl Search<'_> {
         snapshot: &Snapshot,
     ) -> Result<Option<Granted>, AcquireError> {
         let Self { manager, store, config, attributes, .. } = *self;
-        let ttl = manager.timing.lease_ttl;
         if config.is_leasable(held.subnets) {
             let lease = Lease { attributes: attributes.clone(), ..held.clone() };
-            let updated = store.write(&lease, ttl, Phase::Starts).await;
+            let updated = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
             return Ok(Some(manager.noted_write(updated)?));
         }
         let taken: Vec<_> = snapshot.taken(config.networks()).collect();

@@ -75,6 +75,20 @@ pub struct Vacancy {
     pub replaces: Option<Lease>,
 }
 
+impl Vacancy {
+    /// The entry that `wanted` becomes in this place: new, and bound as the one that it replaces.
+    pub(crate) fn entry(&self, wanted: &Lease) -> Lease {
+        let lifetime = self.replaces.as_ref().map_or(wanted.lifetime, |before| before.lifetime);
+        Lease { lifetime, revision: 0, ..wanted.clone() }
+    }
+
+    /// Whether the place of `wanted` is free only if nothing was written since the listing: any
+    /// IPv6 subnet may stand beside any IPv4 one, so no range of keys has all those of one.
+    pub(crate) fn compares_all(&self, wanted: &Lease) -> bool {
+        std::iter::once(wanted).chain(&self.replaces).any(|it| it.subnets.v6().is_some())
+    }
+}
+
 /// The subnets that this node holds.
 #[derive(Debug, Clone)]
 pub struct OwnLease {

@@ -22,7 +22,7 @@ pub struct Prefixes {
 
 impl From<Prefix> for Prefixes {
     fn from(prefix: Prefix) -> Self {
-        Self { v4: Some(prefix), v6: None }
+        Self::of_v4(prefix, None)
     }
 }
 
@@ -32,9 +32,9 @@ impl Prefixes {
         (v4.is_some() || v6.is_some()).then_some(Self { v4, v6 })
     }
 
-    /// The same with `v6` as that of IPv6.
-    pub fn with_v6(self, v6: Prefix<Ipv6Addr>) -> Self {
-        Self { v6: Some(v6), ..self }
+    /// The one of IPv4, and `v6` if there is one.
+    pub fn of_v4(v4: Prefix, v6: Option<Prefix<Ipv6Addr>>) -> Self {
+        Self { v4: Some(v4), v6 }
     }
 
     /// The one of IPv4.

@@ -157,32 +157,26 @@ impl EtcdStore {
         ttl: Duration,
         phase: Phase,
     ) -> StoreResult<Granted> {
-        let Vacancy { listed, replaces } = vacancy;
-        let lifetime = replaces.as_ref().map_or(lease.lifetime, |before| before.lifetime);
-        let etcd_lease = self.extend(lifetime, ttl).await?;
+        let (lease, replaces) = (vacancy.entry(lease), vacancy.replaces.as_ref());
+        let etcd_lease = self.extend(lease.lifetime, ttl).await?;
         // A flannel node takes a route away when an entry with the same IPv4 subnet goes, unless it
         // was one without IPv6, which it does not find then: the old entry goes first, or after.
-        let goes_first = replaces.as_ref().is_some_and(|before| before.subnets.v6().is_some());
+        let goes_first = replaces.is_some_and(|before| before.subnets.v6().is_some());
         let mut extras = Extras { goes_first, ..Extras::default() };
         if let Some(before) = replaces {
-            let path = self.path(&before.key);
-            let is_unchanged =
-                Compare::mod_revision(path.as_str(), CompareOp::Equal, before.revision);
-            extras.conditions.push(is_unchanged);
+            let (path, revision) = (self.path(&before.key), before.revision);
+            extras.conditions.push(Compare::mod_revision(&*path, CompareOp::Equal, revision));
             extras.writes.push(TxnOp::delete(path, None));
         }
-        let keys = [Some(lease), replaces.as_ref()].into_iter().flatten();
-        extras.conditions.push(if keys.into_iter().any(|it| it.subnets.v6().is_some()) {
-            self.nothing_new_since(*listed)
+        extras.conditions.push(if vacancy.compares_all(&lease) {
+            self.nothing_new_since(vacancy.listed)
         } else {
             no_dual_stack_lease_at(&self.path(&lease.key))
         });
-        let lease = Lease { lifetime, revision: 0, ..lease.clone() };
         self.put("taking the subnet", &lease, etcd_lease, phase, extras).await
     }
 
-    /// That every lease is one that the listing of revision `listed` showed. Any IPv6 subnet may
-    /// stand beside any IPv4 one, so no range of keys has all those of one IPv6 subnet.
+    /// That every lease is one that the listing of revision `listed` showed.
     fn nothing_new_since(&self, listed: i64) -> Compare {
         let (from, end) = (self.path(""), self.connection.path("subnets0"));
         Compare::mod_revision(from, CompareOp::Less, listed + 1).with_range(end)

@@ -96,9 +96,7 @@ impl LocalStore {
         ttl: Duration,
         _phase: Phase,
     ) -> StoreResult<Granted> {
-        let replaces = vacancy.replaces.clone();
-        let lifetime = replaces.as_ref().map_or(lease.lifetime, |before| before.lifetime);
-        self.put(Lease { lifetime, revision: 0, ..lease.clone() }, replaces, ttl).await
+        self.put(vacancy.entry(lease), vacancy.replaces.clone(), ttl).await
     }
 
     /// Writes `lease`, and then removes the entry that it `replaces`: whoever reads in between sees

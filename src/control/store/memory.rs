@@ -200,15 +200,11 @@ impl MemoryStore {
         ttl: Duration,
         phase: Phase,
     ) -> StoreResult<Granted> {
-        let Vacancy { listed, replaces } = vacancy;
-        let lifetime = replaces.as_ref().map_or(lease.lifetime, |before| before.lifetime);
-        let lease = Lease { lifetime, revision: 0, ..lease.clone() };
-        let keys = [Some(&lease), replaces.as_ref()].into_iter().flatten();
-        if keys.into_iter().any(|it| it.subnets.v6().is_some()) {
-            let inner = self.call("create")?;
-            if inner.entries.values().any(|entry| entry.revision > *listed) {
-                return Err(StoreError::Conflict(lease.key.clone()));
-            }
+        let (lease, Vacancy { listed, replaces }) = (vacancy.entry(lease), vacancy);
+        if vacancy.compares_all(&lease)
+            && self.call("create")?.entries.values().any(|entry| entry.revision > *listed)
+        {
+            return Err(StoreError::Conflict(lease.key));
         }
         if let Some(before) = replaces {
             drop(self.compare_and_swap("create", before)?);
