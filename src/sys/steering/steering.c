@@ -64,30 +64,58 @@ ALWAYS __u32 is_frugal(__u32 place, __u64 now, __u64 price) {
     return 1;
 }
 
-// A hash of an IPv4 packet's addresses and, of a TCP packet that must not be fragmented, its ports.
+// Who sends a packet to whom: IPv6's addresses as hashes of 32 bits.
+struct parties {
+    __u32 is_ipv6, source, addresses, protocol;
+};
+
+ALWAYS __u32 long_address(struct __sk_buff *skb, __u32 at) {
+    __u32 hash = (__u32)load_word(skb, at) * MIX ^ (__u32)load_word(skb, at + 4);
+    hash = hash * MIX ^ (__u32)load_word(skb, at + 8);
+    return hash * MIX ^ (__u32)load_word(skb, at + 12);
+}
+
+ALWAYS struct parties parties_of(struct __sk_buff *skb) {
+    struct parties found = {.is_ipv6 = load_byte(skb, 0) >> 4 == 6};
+    __u32 destination;
+    if (found.is_ipv6) {
+        found.source = long_address(skb, 8);
+        destination = long_address(skb, 24);
+        found.protocol = load_byte(skb, 6);
+    } else {
+        found.source = load_word(skb, 12);
+        destination = load_word(skb, 16);
+        found.protocol = load_byte(skb, 9);
+    }
+    found.addresses = found.source * MIX ^ destination;
+    return found;
+}
+
+// A hash of a packet's addresses and, of a TCP packet that must not be fragmented, its ports.
 // Later fragments have no ports, and other protocols mix datagrams that are fragmented with ones
 // that fit: by ports they would part, and overtake each other. TCP sets Don't Fragment on all
-// packets of a connection or on none.
-ALWAYS __u32 flow_of(struct __sk_buff *skb, __u32 addresses, __u32 protocol) {
-    if (protocol != 6 || (load_half(skb, 6) & 0x7fff) != 0x4000) return spread(addresses);
-    __u32 header_bytes = (load_byte(skb, 0) & 0x0f) << 2;
-    return spread(addresses * MIX ^ (__u32)load_word(skb, header_bytes));
+// packets of a connection or on none. Of IPv6 no router fragments a packet, and those of TCP whose
+// header is not the first behind the fixed one go by their addresses.
+ALWAYS __u32 flow_of(struct __sk_buff *skb, struct parties of) {
+    if (of.protocol != 6) return spread(of.addresses);
+    __u32 header_bytes = 40;
+    if (!of.is_ipv6) {
+        if ((load_half(skb, 6) & 0x7fff) != 0x4000) return spread(of.addresses);
+        header_bytes = (load_byte(skb, 0) & 0x0f) << 2;
+    }
+    return spread(of.addresses * MIX ^ (__u32)load_word(skb, header_bytes));
 }
 
-SECTION("flows") __u32 weft_flows(struct __sk_buff *skb) {
-    __u32 addresses = (__u32)load_word(skb, 12) * MIX ^ (__u32)load_word(skb, 16);
-    return flow_of(skb, addresses, load_byte(skb, 9));
-}
+SECTION("flows") __u32 weft_flows(struct __sk_buff *skb) { return flow_of(skb, parties_of(skb)); }
 
 SECTION("lanes") __u32 weft_lanes(struct __sk_buff *skb) {
-    __u32 source = load_word(skb, 12), protocol = load_byte(skb, 9);
-    __u32 addresses = source * MIX ^ (__u32)load_word(skb, 16);
-    __u32 worker = flow_of(skb, addresses, protocol);
+    struct parties of = parties_of(skb);
+    __u32 worker = flow_of(skb, of);
     // A super-packet counts for the datagrams in it, which may be tiny, and for its bytes.
     __u32 bytes = skb->len, segment_bytes = skb->gso_size;
     __u64 datagrams = 1 + (bytes >> 11) + (segment_bytes ? bytes / segment_bytes : 0);
     __u64 now = boot_ns();
-    __u32 pair = spread(addresses + protocol) % PLACES, own = spread(source);
+    __u32 pair = spread(of.addresses + of.protocol) % PLACES, own = spread(of.source);
     __u32 lane = 0;
     if (!is_frugal(pair, now, datagrams * PAIR_NS) ||
         !is_frugal(PLACES + own % PLACES, now, datagrams * SOURCE_NS))
