@@ -69,7 +69,12 @@ impl BackendKind {
 
     /// Whether nodes can have IPv6 subnets as well.
     pub const fn has_ipv6(self) -> bool {
-        matches!(self, Self::Alloc | Self::HostGw)
+        matches!(self, Self::Alloc | Self::HostGw | Self::Udp)
+    }
+
+    /// Whether hosts reach each other's IPv6 subnets by IPv6 addresses of theirs.
+    pub const fn has_ipv6_underlay(self) -> bool {
+        !matches!(self, Self::Udp)
     }
 
     /// Whether weftd runs commands of the operator's, which may need any right.

@@ -85,22 +85,27 @@ drop_reasons! {
     /// Shorter than an IPv4 header.
     /// Look at: which host that is not a peer sends to the tunnel port
     Runt = "runt",
-    /// An IPv6 packet; the udp backend carries IPv4 only.
+    /// An IPv6 packet, and this node has no IPv6 subnet.
     /// Look at: on egress usually nothing: the kernel sends IPv6 announcements on every new device;
     /// on ingress which host sends them
     Ipv6 = "ipv6",
+    /// An IPv6 packet from this host that concerns nobody beyond the device: neighbour discovery,
+    /// router solicitations, listener reports.
+    /// Look at: nothing: the kernel sends some on every device
+    LinkLocal = "link-local",
     /// The version field is neither 4 nor 6.
     /// Look at: which host that is not a peer sends to the tunnel port
     BadVersion = "bad-version",
-    /// The header length field is below 5 words or beyond the packet.
+    /// The header length field is below 5 words or beyond the packet, or IPv6's extension headers
+    /// go on beyond it or are more than eight.
     /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, its memory
     /// or network card
     BadHeaderLength = "bad-ihl",
-    /// The total length field is below the header length or beyond the packet.
+    /// The length field is below that of the header or beyond the packet.
     /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, an MTU that
     /// truncates datagrams
     BadTotalLength = "bad-totlen",
-    /// The IPv4 header checksum is wrong.
+    /// The IPv4 header checksum is wrong, or an IPv6 datagram has no UDP checksum.
     /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, its memory
     /// or network card
     BadChecksum = "bad-checksum",

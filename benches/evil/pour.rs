@@ -191,7 +191,7 @@ fn next_write(pool: &mut Pool, packet: &mut Vec<u8>) -> ([u8; 10], usize) {
     let (batch, random) = pool.next();
     packet.clear();
     packet.extend_from_slice(&batch.bytes[..batch.segment_bytes.min(batch.bytes.len())]);
-    let plain = (VnetHeader::default().encode(0), 1);
+    let plain = (VnetHeader::default().encode::<Ipv4Addr>(0), 1);
     let single = random.u8(..4) == 0;
     if packet.len() < 28 || packet[0] >> 4 != 4 || single {
         return plain;
@@ -225,7 +225,7 @@ fn next_write(pool: &mut Pool, packet: &mut Vec<u8>) -> ([u8; 10], usize) {
         segmentation: NonZeroU16::new(segment_bytes as u16)
             .map(|payload_bytes| Segmentation { kind, payload_bytes }),
     };
-    (header.encode((ip_bytes + 20) as u16), packet.len().div_ceil(segment_bytes))
+    (header.encode::<Ipv4Addr>((ip_bytes + 20) as u16), packet.len().div_ceil(segment_bytes))
 }
 
 /// Waits until the daemon reads from its device, and then until it has caught up.

@@ -1,6 +1,7 @@
 //! Batches of packets, ready to be forwarded again and again, for the benchmarks and for the
 //! instruction counts: what a worker does in one turn, without its system calls.
 
+use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::rc::Rc;
 
@@ -127,7 +128,7 @@ impl EgressBatch {
     ) -> Self {
         let headers_at = reads * STRIDE_BYTES;
         let mut arena = vec![0; headers_at + HEADERS_BYTES];
-        let vnet_header = vnet_header.encode(0);
+        let vnet_header = vnet_header.encode::<Ipv4Addr>(0);
         let at = |index: usize| Span::new(index * STRIDE_BYTES, packets[index].len());
         for (index, packet) in packets[..reads].iter().enumerate() {
             arena[at(index).range()].copy_from_slice(packet);

@@ -5,8 +5,9 @@ use std::net::Ipv4Addr;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use etherparse::Ipv4HeaderSlice;
+use weft::packet::Family as _;
 use weft::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
-use weft::packet::ipv4::{self, Ipv4Header};
+use weft::packet::ipv4::Ipv4Header;
 use weft::packet::limiter::IcmpLimiter;
 use weft::packet::{checksum, transport};
 
@@ -68,7 +69,7 @@ pub(crate) fn packet_work(c: &mut Criterion) {
             let packet = black_box(&mut packet);
             // Refilled without a checksum: only the cost matters here.
             packet[8] = 64;
-            ipv4::decrement_ttl(packet);
+            Ipv4Addr::decrement_ttl(packet);
         });
     });
     group.finish();

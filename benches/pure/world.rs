@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
-use weft::forward::{Context, IcmpLimiter, Local};
+use weft::forward::{Context, IcmpLimiter, Leased, Local};
 use weft::route::{Peer, Prefix, Table};
 use weft::stats::DirectionStats;
 
@@ -64,9 +64,11 @@ impl World {
     pub(crate) fn new(peer_count: usize) -> Self {
         Self {
             local: Local {
-                network: "10.0.0.0/8".parse().expect("a prefix"),
-                subnet: "10.200.1.0/24".parse().expect("a prefix"),
-                tun_address: Ipv4Addr::new(10, 200, 1, 0),
+                v4: Leased {
+                    network: "10.0.0.0/8".parse().expect("a prefix"),
+                    subnet: "10.200.1.0/24".parse().expect("a prefix"),
+                },
+                v6: None,
                 underlay: "192.168.0.1:8285".parse().expect("an endpoint"),
                 mtu_bytes: MTU_BYTES,
                 is_strict: false,

@@ -3,21 +3,21 @@
 //!
 //! The input is a row of reads: a byte that says which way, who sends, and whether the batch ends
 //! here, then what the way needs, then the read's packets, see `packets`. From the TUN device
-//! come an offload header and a packet; from the network packets that form a GRO batch as the
+//! come an offload header and a packet, whose IPv4 header may be exchanged for one of IPv6; from
+//! the network packets that form a GRO batch as the
 //! kernel's receive offload forms them, of equal length up to a shorter one, or one of any
 //! segment size. Every packet has exactly one outcome, and nothing malformed or misaddressed
 //! comes out.
 
 use std::cell::Cell;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Local};
+use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Leased, Local};
 use weft::offload::{CoalesceLimits, VNET_HEADER_BYTES};
-use weft::packet::Span;
 use weft::packet::ecn::Ecn;
-use weft::packet::ipv4::Ipv4Header;
+use weft::packet::{Family, Header, Span};
 use weft::route::{Peer, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
 
@@ -39,6 +39,8 @@ const FROM_NETWORK: u8 = 0x04;
 const BATCH_ENDS: u8 = 0x08;
 const HEADER_FOLLOWS: u8 = 0x10;
 const SIZE_FOLLOWS: u8 = 0x20;
+/// Of what comes from the TUN device, which has no sender.
+const IS_IPV6: u8 = 0x80;
 
 const SENDERS: [SocketAddrV4; 4] = [
     SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 8285),
@@ -104,16 +106,22 @@ pub(crate) fn run(data: &[u8]) {
 impl Walk {
     fn new() -> Self {
         let prefix = |text: &str| text.parse().expect("a prefix");
-        let peer = |subnet, address| {
+        let peer = |subnet, v6: &str, address| {
             let source_proven = AtomicBool::new(false);
-            Arc::new(Peer { source_proven, ..Peer::new(prefix(subnet), address) })
+            let subnet_v6 = v6.parse().ok();
+            Arc::new(Peer { source_proven, subnet_v6, ..Peer::new(prefix(subnet), address) })
         };
-        let peers = [peer("10.5.2.0/24", SENDERS[0]), peer("10.5.3.0/24", SENDERS[1])];
+        let peers = [
+            peer("10.5.2.0/24", "fd00:5:0:2::/64", SENDERS[0]),
+            peer("10.5.3.0/24", "none", SENDERS[1]),
+        ];
         Self {
             local: Local {
-                network: prefix("10.5.0.0/16"),
-                subnet: prefix("10.5.1.0/24"),
-                tun_address: TUN,
+                v4: Leased { network: prefix("10.5.0.0/16"), subnet: prefix("10.5.1.0/24") },
+                v6: Some(Leased {
+                    network: "fd00:5::/48".parse().expect("a prefix"),
+                    subnet: "fd00:5:0:1::/64".parse().expect("a prefix"),
+                }),
                 underlay: SENDERS[3],
                 mtu_bytes: 1472,
                 is_strict: false,
@@ -158,6 +166,9 @@ impl Walk {
         }
         if packets.next(bytes, OUTWARD[usize::from(how & 3)]).is_none() {
             return;
+        }
+        if how & IS_IPV6 != 0 {
+            exchange_header(bytes);
         }
         bytes.truncate(HEADERS_AT);
         let packet = self.place(bytes);
@@ -238,8 +249,8 @@ fn sent(egress: &mut Egress, table: &Table, arena: &[u8]) -> u64 {
             for span in spans {
                 bytes.extend_from_slice(&arena[span.range()]);
             }
-            let header = whole(&bytes);
-            let peer = table.lookup(header.destination).expect("somebody leases it");
+            let (_, destination) = whole(&bytes);
+            let peer = table.owner(destination).expect("somebody leases it");
             assert_eq!(peer.address, message.destination, "sent to the wrong peer");
             datagrams += 1;
         }
@@ -255,9 +266,9 @@ fn written(ingress: &mut Ingress, local: &Local, arena: &mut [u8]) -> u64 {
     let mut packets = 0;
     for index in 0..plan.items().len() {
         for span in plan.unmerge(arena, index) {
-            let header = whole(&arena[span.range()]);
-            assert!(local.subnet.contains(header.destination), "{} got in", header.destination);
-            assert!(!local.subnet.contains(header.source), "{} got in", header.source);
+            let (source, destination) = whole(&arena[span.range()]);
+            assert!(is_ours(local, destination), "{destination} got in");
+            assert!(!is_ours(local, source), "{source} got in");
             packets += 1;
         }
     }
@@ -265,10 +276,39 @@ fn written(ingress: &mut Ingress, local: &Local, arena: &mut [u8]) -> u64 {
     packets
 }
 
-/// The header of what is exactly one valid packet with time to live left.
-fn whole(packet: &[u8]) -> Ipv4Header {
-    let header = Ipv4Header::parse(packet).expect("what leaves is well formed");
+/// Whether the address is of this host's subnets.
+fn is_ours(local: &Local, address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => local.v4.subnet.contains(address),
+        IpAddr::V6(address) => local.v6.is_some_and(|v6| v6.subnet.contains(address)),
+    }
+}
+
+/// Source and destination of what is exactly one valid packet with time to live left.
+fn whole(packet: &[u8]) -> (IpAddr, IpAddr) {
+    match packet.first().map(|byte| byte >> 4) {
+        Some(6) => whole_of::<Ipv6Addr>(packet),
+        _ => whole_of::<Ipv4Addr>(packet),
+    }
+}
+
+fn whole_of<A: Family>(packet: &[u8]) -> (IpAddr, IpAddr) {
+    let header = Header::<A>::parse(packet).expect("what leaves is well formed");
     assert_eq!(usize::from(header.total_bytes), packet.len(), "what leaves is not padded");
     assert!(header.ttl > 0, "what leaves has time to live");
-    header
+    (header.source.into(), header.destination.into())
+}
+
+/// The packet with a header of IPv6 in place of its own, from 10.5.1.2 one of fd00:5:0:1::2.
+fn exchange_header(packet: &mut Vec<u8>) {
+    let Some(old) = packet.first_chunk::<20>().copied() else { return };
+    let header_bytes = (usize::from(old[0] & 15) * 4).clamp(20, packet.len());
+    let payload_bytes = (packet.len() - header_bytes) as u16;
+    let mut new = vec![0x60 | old[1] >> 4, old[1] << 4, old[4], old[5]];
+    new.extend(payload_bytes.to_be_bytes());
+    new.extend([old[9], old[8]]);
+    for address in [&old[12..16], &old[16..20]] {
+        new.extend([0xfd, 0, 0, 5, 0, 0, 0, address[2], 0, 0, 0, 0, 0, 0, 0, address[3]]);
+    }
+    packet.splice(..header_bytes, new);
 }

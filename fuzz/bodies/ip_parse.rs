@@ -3,12 +3,16 @@
 //! The second opinion is etherparse for the fields and a word loop for the checksums. Shared by
 //! the fuzz target, the replay of its corpus and the property tests.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use etherparse::{Ipv4HeaderSlice, TcpHeaderSlice, UdpHeaderSlice};
+use etherparse::{
+    Ipv4HeaderSlice, Ipv6ExtensionsSlice, Ipv6HeaderSlice, TcpHeaderSlice, UdpHeaderSlice,
+};
 use weft::packet::ecn::Ecn;
+use weft::packet::header::{Family as _, protocol};
 use weft::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
-use weft::packet::ipv4::{self, Ipv4Header, protocol};
+use weft::packet::ipv4::Ipv4Header;
+use weft::packet::ipv6_header::Ipv6Header;
 use weft::packet::transport::{self, TcpHeader};
 use weft::stats::DropReason;
 
@@ -18,6 +22,7 @@ const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
 /// Runs one input; panics on the first difference.
 pub(crate) fn run(packet: &[u8]) {
     complete_anywhere(packet);
+    parse_v6(packet);
     let parsed = Ipv4Header::parse(packet);
     assert_eq!(parsed, second_opinion(packet), "the parsers disagree about {packet:02x?}");
     let Ok(header) = parsed else { return };
@@ -50,7 +55,7 @@ pub(crate) fn second_opinion(packet: &[u8]) -> Result<Ipv4Header, DropReason> {
         return Err(DropReason::BadChecksum);
     }
     Ok(Ipv4Header {
-        header_bytes: slice.slice().len() as u8,
+        header_bytes: slice.slice().len() as u16,
         ecn: Ecn::of(slice.ecn().value()),
         total_bytes,
         id: slice.identification(),
@@ -108,12 +113,12 @@ fn edit(header: &Ipv4Header, packet: &[u8]) {
     let mut edited = packet.to_vec();
     let mut expected = *header;
     if header.ttl > 0 {
-        ipv4::decrement_ttl(&mut edited);
+        Ipv4Addr::decrement_ttl(&mut edited);
         expected.ttl -= 1;
     }
     assert_eq!(Ipv4Header::parse(&edited), Ok(expected));
-    expected.total_bytes = u16::from(header.header_bytes);
-    ipv4::set_total_length(&mut edited, expected.total_bytes);
+    expected.total_bytes = header.header_bytes;
+    Ipv4Addr::set_total_length(&mut edited, expected.total_bytes);
     assert_eq!(Ipv4Header::parse(&edited), Ok(expected));
     assert_eq!(edited[12..], packet[12..], "an edit reached beyond its fields");
 }
@@ -131,7 +136,7 @@ fn answer(header: &Ipv4Header, packet: &[u8]) {
     for kind in [
         ErrorKind::TimeExceeded,
         ErrorKind::NetUnreachable,
-        ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: header.id },
+        ErrorKind::PacketTooBig { next_hop_mtu_bytes: header.id },
     ] {
         let length = icmp::write_error(&mut out, kind, OWN_ADDRESS, packet, header);
         let error = &out[..length];
@@ -141,6 +146,56 @@ fn answer(header: &Ipv4Header, packet: &[u8]) {
         assert_eq!(word_loop(&error[20..]), 0xffff, "ICMP checksum");
         assert_eq!(error[28..], packet[..packet.len().min(548)], "quote");
         assert!(!icmp::may_answer(&written, error), "an error about an error");
+    }
+}
+
+/// IPv6's parser beside etherparse's.
+fn parse_v6(packet: &[u8]) {
+    let parsed = Ipv6Header::parse(packet);
+    let Ok(slice) = Ipv6HeaderSlice::from_slice(packet) else {
+        assert!(parsed.is_err(), "no IPv6 header: {packet:02x?}");
+        return;
+    };
+    let total_bytes = 40 + usize::from(slice.payload_length());
+    let Some(whole) = packet.get(..total_bytes).filter(|whole| whole.len() <= 0xffff) else {
+        assert_eq!(parsed, Err(DropReason::BadTotalLength), "{packet:02x?}");
+        return;
+    };
+    let rest = &whole[40..];
+    let Ok(header) = parsed else {
+        assert_eq!(parsed, Err(DropReason::BadHeaderLength), "{packet:02x?}");
+        return;
+    };
+    assert_eq!(
+        (header.source, header.destination),
+        (slice.source_addr(), slice.destination_addr())
+    );
+    assert_eq!((header.ttl, usize::from(header.total_bytes)), (slice.hop_limit(), total_bytes));
+    assert_eq!(header.ecn, Ecn::of(slice.traffic_class()));
+    let first = slice.next_header();
+    // Of a later fragment it goes on into the payload; mobility, HIP and shim headers are a
+    // transport to us.
+    let is_known = !header.is_later_fragment() && !matches!(header.protocol, 135 | 139 | 140);
+    if let Ok((extensions, protocol, behind)) = Ipv6ExtensionsSlice::from_slice(first, rest)
+        && is_known
+    {
+        let at = total_bytes - behind.len();
+        let ours = (usize::from(header.header_bytes), header.protocol);
+        assert_eq!(ours, (at, protocol.0), "{packet:02x?}");
+        assert_eq!(header.is_fragment(), extensions.is_fragmenting_payload(), "{packet:02x?}");
+    }
+    let mut edited = whole.to_vec();
+    Ipv6Addr::set_ecn(&mut edited, Ecn::Ce);
+    let expected = Ipv6Header { ecn: Ecn::Ce, ..header };
+    assert_eq!(Ipv6Header::parse(&edited), Ok(expected));
+    if icmp::may_answer(&header, whole) {
+        let mut out = [0; ERROR_BYTES_MAX];
+        let own = Ipv6Addr::new(0xfd00, 5, 0, 1, 0, 0, 0, 0);
+        let length = icmp::write_error(&mut out, ErrorKind::TimeExceeded, own, whole, &header);
+        let written = Ipv6Header::parse(&out[..length]).expect("an error is a valid packet");
+        assert_eq!(usize::from(written.total_bytes), length);
+        assert_eq!(out[48..length], whole[..whole.len().min(1232)], "quote");
+        assert!(!icmp::may_answer(&written, &out[..length]), "an error about an error");
     }
 }
 

@@ -57,6 +57,8 @@ pub struct Setup {
     pub networks_v6: [Option<Prefix<Ipv6Addr>>; 2],
     /// This host's lease.
     pub subnet: Prefix,
+    /// The same of IPv6, if nodes have it.
+    pub subnet_v6: Option<Prefix<Ipv6Addr>>,
     /// What this node publishes with it.
     pub attributes: LeaseAttributes,
     /// Tells whether the peers are from the store, or from the cache of a start without it.
@@ -73,6 +75,8 @@ pub struct Claim<'a> {
     pub external: &'a ExternalInterface,
     /// The whole overlay.
     pub network: Prefix,
+    /// The same of IPv6, if nodes have it.
+    pub network_v6: Option<Prefix<Ipv6Addr>>,
     /// This host's lease of the last run, which it probably gets again.
     pub previous_subnet: Option<Prefix>,
     /// How the udp backend carries packets.

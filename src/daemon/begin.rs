@@ -91,6 +91,7 @@ impl Start<'_> {
             networks_v6: [Some(begun.plan.network.networks()), previous.networks]
                 .map(|networks| networks?.v6()),
             subnet: v4_of(&begun.held)?,
+            subnet_v6: begun.held.subnets().v6(),
             attributes: prepared.attributes.clone(),
             control: manager.status(),
             dataplane: options.dataplane,
@@ -112,14 +113,16 @@ impl Start<'_> {
         info!("Found network config - Backend type: {}", plan.network.backend.kind);
         rules::check_bridge(options, &plan.network)?;
         let mut interface = options.interface.clone();
-        if interface.public_ipv6.is_some() && plan.network.v6.is_none() {
-            warn!("--public-ipv6 has no effect: the network configuration has no IPv6");
+        if interface.public_ipv6.is_some() && !plan.needs_ipv6_address() {
+            warn!(
+                "--public-ipv6 has no effect: the hosts of this network do not use IPv6 addresses"
+            );
         }
         if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
             interface.public_ip = Some(address);
         }
         loop {
-            interface.has_ipv6 = plan.network.v6.is_some();
+            interface.has_ipv6 = plan.needs_ipv6_address();
             let external = discover(&interface).await?;
             warn_of_overlap(&external, plan.network.v4.network);
             let public_ip = external.public_address;
@@ -151,7 +154,7 @@ impl Start<'_> {
         let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
         let guard = NodeGuard::take(self.options, known.cluster, external.public_address).await?;
-        let has_ipv6 = plan.network.v6.is_some();
+        let has_ipv6 = plan.needs_ipv6_address();
         let interface = InterfaceOptions { has_ipv6, ..self.options.interface.clone() };
         let held = Held::Cached(known);
         self.go_on(Begun { plan, external, interface, held, guard }, prepared).await
@@ -195,6 +198,7 @@ impl Start<'_> {
         let claim = Claim {
             external,
             network: plan.network.v4.network,
+            network_v6: plan.network.networks().v6(),
             previous_subnet: self.previous.subnet(),
             dataplane: self.options.dataplane,
             handover: self.handover,
@@ -262,7 +266,7 @@ impl Start<'_> {
             if let Some(changed) = changed_plan(manager, &plan, &mut told_config).await? {
                 plan = changed;
                 ready = None;
-                if plan.network.v6.is_some() != interface.has_ipv6 {
+                if plan.needs_ipv6_address() != interface.has_ipv6 {
                     // The interface has to have an address of each family.
                     return Ok(Acquired::Moved(plan));
                 }

@@ -42,6 +42,11 @@ impl Configured {
         }
         Ok(Self { network, settings })
     }
+
+    /// Whether the interface has to have an IPv6 address as well.
+    pub(super) fn needs_ipv6_address(&self) -> bool {
+        self.network.v6.is_some() && self.settings.kind().has_ipv6_underlay()
+    }
 }
 
 /// What a run of the control plane leaves to the next one of this process: that one has a tunnel to

@@ -192,7 +192,8 @@ fn lease(running: &Running, plane: &PlaneState) -> Option<Lease> {
     let Running { networks, subnets, .. } = running;
     let ipv6 = || {
         let (network, subnet) = networks.v6().zip(subnets.v6())?;
-        Some(LeaseIpv6 { network, subnet, public_ip: plane.external.v6?.public_address })
+        let public_ip = plane.external.v6.map(|v6| v6.public_address);
+        Some(LeaseIpv6 { network, subnet, public_ip })
     };
     let (network, subnet) = networks.v4().zip(subnets.v4())?;
     let (public_ip, mtu_bytes) = (plane.external.public_address, plane.mtu_bytes);

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use tracing::warn;
 
 use crate::config::network::NetworkConfig;
-use crate::config::options::{InterfaceOptions, Options};
+use crate::config::options::Options;
 use crate::config::subnet_file::Previous;
 use crate::config::whole_file;
 use crate::control::cache::{self, Expected, Known};
@@ -91,14 +91,17 @@ async fn recall(
 ) -> anyhow::Result<Remembered> {
     let bytes = whole_file::read_private(&cache_path(&options.subnet_file), cache::BYTES_MAX)?;
     let Some(bytes) = bytes else { bail!("there is none") };
-    let interface =
-        InterfaceOptions { has_ipv6: networks.v6().is_some(), ..options.interface.clone() };
-    let external = discover(&interface).await?;
+    let mut interface = options.interface.clone();
+    let mut external = discover(&interface).await?;
     let (store, now_unix) = (&options.store.identity(), clock::unix_seconds());
     let public_ip = external.public_address;
     let cache = cache::parse(&bytes, &Expected { store, networks, subnets, public_ip, now_unix })?;
     let plan =
         Configured::new(cache.config).context("the network configuration in it cannot be used")?;
+    if plan.needs_ipv6_address() {
+        interface.has_ipv6 = true;
+        external = discover(&interface).await?;
+    }
     Ok(Remembered { plan, external, known: cache.known })
 }
 

@@ -224,7 +224,7 @@ fn count_sent(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize
     config.stats.egress.forwarded(1, segments.into(), bytes.into());
     let packet = plan.spans(index).first().and_then(|span| span.of(arena));
     let is_answer =
-        packet.is_some_and(|packet| echo::is_answer_from(config.local.tun_address, packet));
+        packet.is_some_and(|packet| echo::is_answer_from(config.local.v4.tun_address(), packet));
     if !is_answer || segments > 1 {
         let is_long = !is_answer && segment_bytes > LONG_BYTES;
         config.stats.by_peer.sent(*destination.ip(), segments.into(), bytes.into(), is_long);

@@ -65,7 +65,7 @@ impl Half for IngressHalf<'_> {
                 // A translator's address is nobody's: then the lease of the pod tells.
                 let peer_of = || match table.has_peer_at(sender) {
                     true => Some(sender),
-                    false => Some(*table.lookup(delivered.source?)?.address.ip()),
+                    false => Some(*table.owner(delivered.source?)?.address.ip()),
                 };
                 let by_peer = &config.stats.by_peer;
                 by_peer.received(sender, delivered.packets, delivered.bytes, peer_of);

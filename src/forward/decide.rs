@@ -5,28 +5,25 @@
 //! checks here hold in every legitimate cluster, so none can be switched off, but for the strict
 //! check of the sender, which excludes peers behind address translation.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::atomic::Ordering;
 
-use crate::packet::address;
 use crate::packet::ecn::Ecn;
+use crate::packet::header::{Header, protocol};
 use crate::packet::icmp::ErrorKind;
-use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
-use crate::route::{Prefix, Table, is_tunnel_source};
+use crate::route::{Prefix, Routed, Table, is_tunnel_source};
 use crate::stats::DropReason;
 
 /// What a verdict needs to know of this host.
 #[derive(Debug, Clone, Copy)]
 pub struct Local {
-    /// The whole overlay.
-    pub network: Prefix,
-    /// This host's lease.
-    pub subnet: Prefix,
-    /// Address of the TUN device: the lease's network address.
-    pub tun_address: Ipv4Addr,
+    /// Its IPv4 subnet.
+    pub v4: Leased<Ipv4Addr>,
+    /// Its IPv6 subnet, if nodes have any.
+    pub v6: Option<Leased<Ipv6Addr>>,
     /// The tunnel socket's address and port.
     pub underlay: SocketAddrV4,
-    /// Largest IPv4 packet that fits the tunnel.
+    /// Largest packet that fits the tunnel.
     pub mtu_bytes: u16,
     /// Whether inner sources must be leased, and datagrams come from the public address of that
     /// lease and the tunnel's port, or a source port that goes with it.
@@ -34,9 +31,25 @@ pub struct Local {
 }
 
 impl Local {
-    /// Whether `address` is one of the two that the tunnel itself owns on this host.
-    pub fn is_own_address(&self, address: Ipv4Addr) -> bool {
-        address == self.tun_address || address == *self.underlay.ip()
+    /// This host, to packets of IPv4.
+    pub fn host<'a>(&'a self, table: &'a Table) -> Host<'a, Ipv4Addr> {
+        Host { local: self, leased: &self.v4, table }
+    }
+}
+
+/// The overlay of one family, and the subnet of it that this host has leased.
+#[derive(Debug, Clone, Copy)]
+pub struct Leased<A: Routed> {
+    /// The whole overlay.
+    pub network: Prefix<A>,
+    /// This host's lease.
+    pub subnet: Prefix<A>,
+}
+
+impl<A: Routed> Leased<A> {
+    /// Address of the TUN device: the lease's network address.
+    pub fn tun_address(&self) -> A {
+        self.subnet.network()
     }
 
     /// The source of ICMP errors that go into the TUN device about `destination`.
@@ -46,7 +59,7 @@ impl Local {
     /// `__fib_validate_source`), and with strict reverse-path filtering one whose source isn't
     /// routed through that device. The network address of the lease that `destination` falls
     /// into is the tunnel end that would have been next.
-    pub fn error_source(&self, destination: Ipv4Addr) -> Ipv4Addr {
+    pub fn error_source(&self, destination: A) -> A {
         let next_hop = Prefix::new(destination, self.subnet.length_bits())
             .map(Prefix::network)
             .filter(|address| self.network.contains(*address) && !self.subnet.contains(*address));
@@ -55,6 +68,30 @@ impl Local {
             let after = self.subnet.next().map_or(first, Prefix::network);
             if self.subnet.contains(first) { after } else { first }
         })
+    }
+}
+
+/// This host, to packets of one family.
+#[derive(Debug, Clone, Copy)]
+pub struct Host<'a, A: Routed> {
+    /// All of it.
+    pub local: &'a Local,
+    /// Its part of that family.
+    pub leased: &'a Leased<A>,
+    /// Who else there is.
+    pub table: &'a Table,
+}
+
+impl<A: Routed> Host<'_, A> {
+    /// Whether `address` is one of the two that the tunnel itself owns on this host.
+    fn is_own_address(&self, address: A) -> bool {
+        address == self.leased.tun_address() || self.underlay() == Some(address)
+    }
+
+    /// The tunnel socket's address, if it is of this family.
+    #[inline(always)]
+    fn underlay(&self) -> Option<A> {
+        A::of(IpAddr::V4(*self.local.underlay.ip()))
     }
 }
 
@@ -75,25 +112,28 @@ impl From<DropReason> for Refusal {
 
 /// The addresses of a packet that [`ingress`] let in. What was found of one of a sender's packets
 /// holds for all with the same, by the same table, and datagrams of a GRO batch mostly share them.
-pub type Known = Option<(Ipv4Addr, Ipv4Addr)>;
+pub type Known<A> = Option<(A, A)>;
 
 /// Decides on a packet from the TUN device: to which tunnel address it goes, TTL less one. `packet`
 /// is exactly what `header` describes; `largest_bytes` is its length, or for a super-packet that of
 /// its largest segment.
 #[inline(always)]
-pub fn egress(
-    local: &Local,
-    table: &Table,
-    header: &Ipv4Header,
+pub fn egress<A: Routed>(
+    host: Host<'_, A>,
+    header: &Header<A>,
     packet: &[u8],
     largest_bytes: usize,
 ) -> Result<SocketAddrV4, Refusal> {
+    let Host { local, leased, table } = host;
     let answer = |kind, reason| Err(Refusal { reason, answer: Some(kind) });
-    let ordinary = address::is_ordinary(header.source) && address::is_ordinary(header.destination);
+    let ordinary = header.source.is_ordinary() && header.destination.is_ordinary();
     if !ordinary {
+        if A::is_of_link(header.source, header.destination) {
+            return Err(DropReason::LinkLocal.into());
+        }
         classes(header.source, header.destination)?;
     }
-    if header.source == *local.underlay.ip()
+    if host.underlay() == Some(header.source)
         && udp_ports(header, packet).is_some_and(|(source, destination)| {
             let port = local.underlay.port();
             source == port || destination == port && is_tunnel_source(port, source)
@@ -105,7 +145,7 @@ pub fn egress(
         return Err(DropReason::TtlZero.into());
     }
     let Some(peer) = table.tunnel_address(header.destination) else {
-        let is_own = local.subnet.contains(header.destination);
+        let is_own = leased.subnet.contains(header.destination);
         let reason = if is_own { DropReason::OwnSubnet } else { DropReason::NoRoute };
         return answer(ErrorKind::NetUnreachable, reason);
     };
@@ -114,7 +154,7 @@ pub fn egress(
     }
     if largest_bytes > usize::from(local.mtu_bytes) {
         if header.dont_fragment {
-            let kind = ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: local.mtu_bytes };
+            let kind = ErrorKind::PacketTooBig { next_hop_mtu_bytes: local.mtu_bytes };
             return answer(kind, DropReason::DontFragmentMtu);
         }
         return Err(DropReason::Oversize.into());
@@ -123,14 +163,14 @@ pub fn egress(
 }
 
 /// Whether the classes of its addresses let a packet travel.
-fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
-    if address::is_multicast_or_broadcast(destination) {
+fn classes<A: Routed>(source: A, destination: A) -> Result<(), DropReason> {
+    if destination.is_multicast_or_broadcast() {
         return Err(DropReason::DestinationMulticast);
     }
-    if address::is_martian_destination(destination) {
+    if destination.is_martian_destination() {
         return Err(DropReason::DestinationMartian);
     }
-    if address::is_martian_source(source) {
+    if source.is_martian_source() {
         return Err(DropReason::SourceMartian);
     }
     Ok(())
@@ -142,24 +182,23 @@ fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
 /// owed to the source goes through the tunnel to the peer that it is leased to.
 // Nearly always a comparison: as a call it is some thirty instructions more.
 #[inline(always)]
-pub fn ingress(
-    local: &Local,
-    table: &Table,
+pub fn ingress<A: Routed>(
+    host: Host<'_, A>,
     sender: SocketAddrV4,
     outer_ecn: Ecn,
-    header: &Ipv4Header,
+    header: &Header<A>,
     packet: &[u8],
-    known: &mut Known,
+    known: &mut Known<A>,
 ) -> Result<Ecn, Refusal> {
     let pair = Some((header.source, header.destination));
-    if *known != pair || usize::from(header.header_bytes) > HEADER_BYTES_MIN {
-        addresses(local, table, sender, header, packet)?;
+    if *known != pair || usize::from(header.header_bytes) > A::HEADER_BYTES_MIN {
+        addresses(host, sender, header, packet)?;
         // Nobody would check its next address.
-        if ipv4::has_source_route(header, packet) {
+        if A::has_source_route(header, packet) {
             return Err(DropReason::SourceRoute.into());
         }
         // Toward our own addresses ports matter as well, so nothing is remembered of them.
-        if !local.is_own_address(header.destination) {
+        if !host.is_own_address(header.destination) {
             *known = pair;
         }
     }
@@ -169,7 +208,7 @@ pub fn ingress(
     };
     match header.ttl {
         0 => Err(DropReason::TtlZero.into()),
-        1 => Err(time_exceeded(table, *sender.ip(), header.source)),
+        1 => Err(time_exceeded(host.table, *sender.ip(), header.source)),
         _ => Ok(ecn),
     }
 }
@@ -177,33 +216,33 @@ pub fn ingress(
 /// The part of the ingress verdict that is the same for every packet of one sender with equal
 /// addresses, the ports of UDP to our own tunnel socket aside.
 #[inline(never)]
-fn addresses(
-    local: &Local,
-    table: &Table,
+fn addresses<A: Routed>(
+    host: Host<'_, A>,
     sender: SocketAddrV4,
-    header: &Ipv4Header,
+    header: &Header<A>,
     packet: &[u8],
 ) -> Result<(), DropReason> {
     let (source, destination) = (header.source, header.destination);
+    let Host { local, leased, .. } = host;
     if sender.ip() == local.underlay.ip() {
         return Err(DropReason::OwnLoop);
     }
     classes(source, destination)?;
-    if local.is_own_address(source) {
+    if host.is_own_address(source) {
         return Err(DropReason::SourceMartian);
     }
-    if local.subnet.contains(source) {
+    if leased.subnet.contains(source) {
         return Err(DropReason::SourceIsLocalSubnet);
     }
-    if local.is_own_address(destination)
+    if host.is_own_address(destination)
         && udp_ports(header, packet).is_some_and(|(_, port)| port == local.underlay.port())
     {
         return Err(DropReason::NestedTunnel);
     }
-    if !local.subnet.contains(destination) {
+    if !leased.subnet.contains(destination) {
         return Err(DropReason::DestinationNotLocal);
     }
-    owns(local, table, sender, source)
+    owns(host, sender, source)
 }
 
 /// A leased source must come from its lease's owner. A sender that is no known peer may be the
@@ -212,12 +251,8 @@ fn addresses(
 /// With the strict check a source must be leased, and its owner send from its public address and
 /// the tunnel's port: a pod's datagram that the host masquerades comes from a peer's address, but
 /// seldom from that port.
-fn owns(
-    local: &Local,
-    table: &Table,
-    sender: SocketAddrV4,
-    source: Ipv4Addr,
-) -> Result<(), DropReason> {
+fn owns<A: Routed>(host: Host<'_, A>, sender: SocketAddrV4, source: A) -> Result<(), DropReason> {
+    let Host { local, table, .. } = host;
     let Some(owner) = table.lookup(source) else {
         return if local.is_strict { Err(DropReason::SourceNotLeased) } else { Ok(()) };
     };
@@ -238,14 +273,14 @@ fn owns(
 
 /// Errors about packets from the network go to a proven owner only, so that a forged packet
 /// never makes us send anything.
-fn time_exceeded(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> Refusal {
+fn time_exceeded<A: Routed>(table: &Table, sender: Ipv4Addr, source: A) -> Refusal {
     let is_owner = table.lookup(source).is_some_and(|owner| *owner.address.ip() == sender);
     let answer = is_owner.then_some(ErrorKind::TimeExceeded);
     Refusal { reason: DropReason::TtlExpired, answer }
 }
 
 /// Source and destination port of an unfragmented or first-fragment UDP packet.
-fn udp_ports(header: &Ipv4Header, packet: &[u8]) -> Option<(u16, u16)> {
+fn udp_ports<A: Routed>(header: &Header<A>, packet: &[u8]) -> Option<(u16, u16)> {
     if header.protocol != protocol::UDP || header.is_later_fragment() {
         return None;
     }

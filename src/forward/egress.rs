@@ -4,12 +4,12 @@
 use std::net::SocketAddrV4;
 
 use crate::offload::{Full, PartialChecksum, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader};
-use crate::packet::Span;
-use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport;
+use crate::packet::{Header, Span};
+use crate::route::Routed;
 use crate::stats::DropReason;
 
-use super::decide::{self, Refusal};
+use super::decide::{self, Leased, Refusal};
 use super::{Context, Replies};
 
 /// The egress half of a worker: a plan of sends under construction, and the errors that are due.
@@ -76,7 +76,25 @@ impl Egress {
         };
         #[cfg(test)]
         super::tests::trip(bytes);
-        let header = match Ipv4Header::parse(bytes) {
+        match context.leased_v6(bytes) {
+            None => self.take(context, &context.local.v4, arena, vnet_header, packet),
+            Some(leased) => self.take(context, leased, arena, vnet_header, packet),
+        }
+    }
+
+    #[inline(always)]
+    fn take<A: Routed>(
+        &mut self,
+        context: &Context<'_>,
+        leased: &Leased<A>,
+        arena: &mut [u8],
+        vnet_header: &[u8; VNET_HEADER_BYTES],
+        packet: Span,
+    ) -> Result<(), Full> {
+        let Some(bytes) = packet.of_mut(arena) else {
+            return drop_one(context, &[], DropReason::InternalError);
+        };
+        let header = match Header::<A>::parse(bytes) {
             Ok(header) => header,
             Err(reason) => return drop_one(context, bytes, reason),
         };
@@ -89,7 +107,7 @@ impl Egress {
             return drop_one(context, bytes, DropReason::BadOffloadHeader);
         };
         let Some(segmentation) = vnet_header.segmentation else {
-            return self.single(context, bytes, packet, &header, vnet_header.checksum);
+            return self.single(context, leased, bytes, packet, &header, vnet_header.checksum);
         };
         let Some(mut splitter) = Splitter::new(packet, bytes, &header, segmentation) else {
             return drop_one(context, bytes, DropReason::BadOffloadHeader);
@@ -99,28 +117,34 @@ impl Egress {
             bytes: splitter.bytes_left(),
             largest_bytes: splitter.segment_bytes_max(),
         };
-        let Some(destination) = self.decide(context, &header, bytes, load) else { return Ok(()) };
-        ipv4::decrement_ttl(bytes);
+        let decided = self.decide(context, leased, &header, bytes, load);
+        let Some(destination) = decided else { return Ok(()) };
+        A::decrement_ttl(bytes);
         splitter.ip_header_changed(bytes);
         self.pending = Some((destination, splitter));
         self.resume(context, arena)
     }
 
     #[inline(always)]
-    fn single(
+    fn single<A: Routed>(
         &mut self,
         context: &Context<'_>,
+        leased: &Leased<A>,
         bytes: &mut [u8],
         packet: Span,
-        header: &Ipv4Header,
+        header: &Header<A>,
         checksum: Option<PartialChecksum>,
     ) -> Result<(), Full> {
+        if checksum.is_none() && transport::lacks_checksum(header, bytes) {
+            return drop_one(context, bytes, DropReason::BadChecksum);
+        }
         let load = Load { packets: 1, bytes: bytes.len(), largest_bytes: bytes.len() };
-        let Some(destination) = self.decide(context, header, bytes, load) else { return Ok(()) };
-        ipv4::decrement_ttl(bytes);
+        let decided = self.decide(context, leased, header, bytes, load);
+        let Some(destination) = decided else { return Ok(()) };
+        A::decrement_ttl(bytes);
         if let Some(partial) = checksum {
             let (start, offset) = (usize::from(partial.start), usize::from(partial.offset));
-            // Inside the IPv4 header it would edit what was just decided on.
+            // Inside the IP header it would edit what was just decided on.
             let behind_header = start >= usize::from(header.header_bytes);
             if !behind_header || transport::complete(bytes, start, offset).is_none() {
                 context.drop(DropReason::BadOffloadHeader, 1, Some(destination), bytes);
@@ -133,22 +157,23 @@ impl Egress {
 
     /// Counts what a read brought and decides on it; `None` if it goes nowhere.
     #[inline]
-    fn decide(
+    fn decide<A: Routed>(
         &mut self,
         context: &Context<'_>,
-        header: &Ipv4Header,
+        leased: &Leased<A>,
+        header: &Header<A>,
         bytes: &[u8],
         load: Load,
     ) -> Option<SocketAddrV4> {
         let packets = load.packets as u64;
         context.stats.packets_received.add(packets);
         context.stats.bytes_received.add(load.bytes as u64);
-        match decide::egress(context.local, context.table, header, bytes, load.largest_bytes) {
+        match decide::egress(context.host(leased), header, bytes, load.largest_bytes) {
             Ok(peer) => Some(peer),
             Err(Refusal { reason, answer }) => {
                 context.drop(reason, load.packets, None, bytes);
                 if let Some(kind) = answer {
-                    let source = context.local.error_source(header.destination);
+                    let source = leased.error_source(header.destination);
                     self.replies.answer(context, kind, source, None, header, bytes);
                 }
                 None

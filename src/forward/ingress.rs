@@ -1,16 +1,16 @@
 //! Ingress, packets from the network: cut GRO batches into packets, validate, decide, decrement
 //! TTL, and merge them into super-packets for the TUN device.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use crate::offload::{CoalesceLimits, Coalescer, Full};
-use crate::packet::Span;
 use crate::packet::ecn::Ecn;
-use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport::{self, TCP_CHECKSUM_OFFSET};
+use crate::packet::{Header, Span};
+use crate::route::Routed;
 use crate::stats::DropReason;
 
-use super::decide::{self, Known, Refusal};
+use super::decide::{self, Known, Leased, Refusal};
 use super::shed::Shedder;
 use super::{Context, Replies};
 
@@ -51,7 +51,14 @@ pub struct Delivered {
     /// Their bytes.
     pub bytes: u64,
     /// The pod that sent the last of them.
-    pub source: Option<Ipv4Addr>,
+    pub source: Option<IpAddr>,
+}
+
+/// What was let in of a batch.
+#[derive(Default)]
+struct KnownPairs {
+    v4: Known<Ipv4Addr>,
+    v6: Known<Ipv6Addr>,
 }
 
 impl Ingress {
@@ -127,7 +134,7 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        let mut known = None;
+        let mut known = KnownPairs::default();
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
@@ -151,15 +158,34 @@ impl Ingress {
         arena: &mut [u8],
         batch: &GroBatch,
         datagram: Span,
-        known: &mut Known,
+        known: &mut KnownPairs,
     ) {
         self.current = datagram;
+        let bytes = datagram.of(arena).unwrap_or_default();
         #[cfg(test)]
-        super::tests::trip(datagram.of(arena).unwrap_or_default());
+        super::tests::trip(bytes);
+        match context.leased_v6(bytes) {
+            None => self.take(context, &context.local.v4, arena, batch, datagram, &mut known.v4),
+            Some(leased) => {
+                self.take(context, leased, arena, batch, datagram, &mut known.v6);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn take<A: Routed>(
+        &mut self,
+        context: &Context<'_>,
+        leased: &Leased<A>,
+        arena: &mut [u8],
+        batch: &GroBatch,
+        datagram: Span,
+        known: &mut Known<A>,
+    ) {
         let Some(bytes) = datagram.of_mut(arena) else {
             return context.stats.drop(DropReason::InternalError, 1);
         };
-        let mut header = match Ipv4Header::parse(bytes) {
+        let mut header = match Header::<A>::parse(bytes) {
             Ok(header) => header,
             Err(reason) => return context.drop(reason, 1, Some(batch.sender), bytes),
         };
@@ -168,24 +194,27 @@ impl Ingress {
         let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
             return context.stats.drop(DropReason::InternalError, 1);
         };
+        if transport::lacks_checksum(&header, bytes) {
+            return context.drop(DropReason::BadChecksum, 1, Some(batch.sender), bytes);
+        }
         let Context { local, table, .. } = context;
-        let (sender, ecn) = (batch.sender, batch.ecn);
-        let ecn = match decide::ingress(local, table, sender, ecn, &header, bytes, known) {
+        let (host, sender) = (context.host(leased), batch.sender);
+        let ecn = match decide::ingress(host, sender, batch.ecn, &header, bytes, known) {
             Ok(ecn) => ecn,
             Err(Refusal { reason, answer }) => {
                 context.drop(reason, 1, Some(sender), bytes);
                 if let Some(kind) = answer {
                     let (source, endpoint) =
-                        (local.tun_address, table.tunnel_address(header.source));
+                        (leased.tun_address(), table.tunnel_address(header.source));
                     self.replies.answer(context, kind, source, endpoint, &header, bytes);
                 }
                 return;
             }
         };
-        ipv4::decrement_ttl(bytes);
+        A::decrement_ttl(bytes);
         header.ttl -= 1;
         if ecn != header.ecn {
-            ipv4::set_ecn(bytes, ecn);
+            A::set_ecn(bytes, ecn);
             header.ecn = ecn;
         }
         let left = transport::left_checksum(&header, bytes);
@@ -204,6 +233,6 @@ impl Ingress {
         }
         self.delivered.packets += 1;
         self.delivered.bytes += u64::from(header.total_bytes);
-        self.delivered.source = Some(header.source);
+        self.delivered.source = Some(header.source.into());
     }
 }

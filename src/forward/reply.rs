@@ -1,10 +1,10 @@
 //! ICMP errors that are due, made once the silence rules and the rate limit allow.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
 use crate::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
-use crate::packet::ipv4::Ipv4Header;
 use crate::packet::limiter::GLOBAL_BURST;
+use crate::packet::{Family, Header};
 
 use super::Context;
 
@@ -34,21 +34,22 @@ impl Default for Replies {
 impl Replies {
     /// Queues an error about `packet`, which is exactly what `header` describes, unless the
     /// rules ask for silence or the rate is used up.
-    pub fn answer(
+    pub fn answer<A: Family>(
         &mut self,
         context: &Context<'_>,
         kind: ErrorKind,
-        source: Ipv4Addr,
+        source: A,
         endpoint: Option<SocketAddrV4>,
-        header: &Ipv4Header,
+        header: &Header<A>,
         packet: &[u8],
     ) {
         if !icmp::may_answer(header, packet) {
             return;
         }
-        // As in Linux (icmpv4_mask_allow, net/ipv4/icmp.c): without this error a path's MTU is not
-        // found, and the sender's packets are lost until it is.
-        let is_exempt = matches!(kind, ErrorKind::FragmentationNeeded { .. });
+        // As in Linux (icmpv4_mask_allow, net/ipv4/icmp.c; icmpv6_mask_allow, net/ipv6/icmp.c):
+        // without this error a path's MTU is not found, and the sender's packets are lost until it
+        // is.
+        let is_exempt = matches!(kind, ErrorKind::PacketTooBig { .. });
         let at = self.entries.len();
         let now_ns = context.now_ns;
         if at == REPLIES_MAX || !is_exempt && !context.icmp_limit.allow(now_ns, header.source) {

@@ -2,7 +2,10 @@
 //! much. Dropping one costs a twentieth of delivering it, so the worker keeps up, and the kernel
 //! need not drop blindly at the end of the socket's buffer. Pure.
 
-use crate::packet::ipv4::protocol;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::packet::Family;
+use crate::packet::header::protocol;
 
 /// Sixteenths of the receive buffer from which on datagrams are shed, and at which all are that
 /// may: four flows whose congestion control does not go by loss (BBR) keep it at 10 to 12, and four
@@ -53,18 +56,16 @@ impl Shedder {
         if self.level == 0 || !self.is_chosen(packet, datagrams, now_ns) {
             return 0;
         }
-        let slows_down = packet.get(9) == Some(&protocol::TCP);
+        let slows_down = parties(packet).is_some_and(|(_, it)| it == protocol::TCP);
         if slows_down && self.level < LEVEL_MAX { 1 } else { datagrams }
     }
 
     #[cold]
     fn is_chosen(&mut self, packet: &[u8], datagrams: u32, now_ns: u64) -> bool {
-        let (Some(addresses), Some(protocol)) = (packet.get(12..20), packet.get(9)) else {
-            return true;
-        };
+        let Some((addresses, protocol)) = parties(packet) else { return true };
         let key = addresses
             .iter()
-            .chain([protocol])
+            .chain([&protocol])
             .fold(0, |key: u64, byte| (key ^ u64::from(*byte)).wrapping_mul(SPREAD));
         let place = (key >> (u64::BITS - PLACES.ilog2())) as usize;
         let Some(due_ns) = self.due_ns.get_mut(place) else { return false };
@@ -78,6 +79,15 @@ impl Shedder {
         self.owed %= LEVEL_MAX;
         is_chosen
     }
+}
+
+/// The addresses of a packet that nobody has parsed yet, and what its header says comes behind.
+fn parties(packet: &[u8]) -> Option<(&[u8], u8)> {
+    let (addresses, protocol_at) = match packet.first()? >> 4 {
+        Ipv6Addr::VERSION => (Ipv6Addr::ADDRESSES_AT..Ipv6Addr::HEADER_BYTES_MIN, 6),
+        _ => (Ipv4Addr::ADDRESSES_AT..Ipv4Addr::HEADER_BYTES_MIN, 9),
+    };
+    Some((packet.get(addresses)?, *packet.get(protocol_at)?))
 }
 
 #[cfg(test)]

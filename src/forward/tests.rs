@@ -2,15 +2,16 @@
 
 mod decide;
 mod egress;
+mod families;
 mod ingress;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::forward::{Context, Local};
+use crate::forward::{Context, Leased, Local};
 use crate::packet::checksum;
-use crate::packet::ipv4::protocol;
+use crate::packet::header::{self, protocol};
 use crate::packet::limiter::IcmpLimiter;
 use crate::route::{Peer, Table};
 use crate::stats::{DirectionStats, DropReason};
@@ -42,9 +43,11 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 pub(crate) fn local() -> Local {
     Local {
-        network: "10.5.0.0/16".parse().unwrap(),
-        subnet: "10.5.1.0/24".parse().unwrap(),
-        tun_address: TUN,
+        v4: Leased {
+            network: "10.5.0.0/16".parse().unwrap(),
+            subnet: "10.5.1.0/24".parse().unwrap(),
+        },
+        v6: None,
         underlay: US,
         mtu_bytes: MTU_BYTES,
         is_strict: false,
@@ -129,7 +132,7 @@ fn transport_sealed(mut packet: Vec<u8>, at: usize) -> Vec<u8> {
     let word =
         |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
     let length_bytes = (packet.len() - 20) as u16;
-    let pseudo = checksum::pseudo_header(word(12), word(16), packet[9], length_bytes);
+    let pseudo = header::pseudo_header(word(12), word(16), packet[9], length_bytes);
     let field = checksum::finish(checksum::add(pseudo, checksum::sum(&packet[20..])));
     packet[at..at + 2].copy_from_slice(&field);
     packet

@@ -15,6 +15,10 @@ pub const OVERLAY_MTU_BYTES_MIN: u32 = 68;
 /// its MTU of 65,536 is beyond it.
 pub const OVERLAY_MTU_BYTES_MAX: u32 = u16::MAX as u32 - TUNNEL_OVERHEAD_BYTES;
 
+/// Smallest MTU of an overlay that carries IPv6 (RFC 8200, section 5). Below, Linux switches it off
+/// on the device (`addrconf_notify`, net/ipv6/addrconf.c).
+pub const IPV6_MTU_BYTES_MIN: u16 = 1280;
+
 /// Why there is no MTU for the overlay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -52,6 +56,16 @@ pub fn no_room(external_bytes: u32, kind: BackendKind) -> MtuError {
          {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX} after {} bytes of tunnel headers; \
          choose another interface (--iface) or correct its MTU",
         kind.overhead_bytes()
+    ))
+}
+
+/// That an overlay of this MTU can't carry IPv6.
+pub fn no_room_for_ipv6(mtu_bytes: u16) -> MtuError {
+    MtuError(format!(
+        "the overlay's MTU is {mtu_bytes}, and IPv6 needs {IPV6_MTU_BYTES_MIN}: the external \
+         interface must have an MTU of {} at least, and Backend.MTU may not be less than \
+         {IPV6_MTU_BYTES_MIN}; or set EnableIPv6 to false",
+        u32::from(IPV6_MTU_BYTES_MIN) + TUNNEL_OVERHEAD_BYTES
     ))
 }
 

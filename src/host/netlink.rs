@@ -167,9 +167,9 @@ pub async fn add_address<A: KernelFamily>(link: &LinkId, address: A, length_bits
 }
 
 /// Gives a link an address of one host, which it may have already, for good.
-pub async fn settle_address(link: &LinkId, address: Ipv4Addr) -> Result {
+pub async fn settle_address<A: KernelFamily>(link: &LinkId, address: A) -> Result {
     let operation = format!("settle address {address} on {link}");
-    let request = NewAddress(address_message(link, address, HOST_LENGTH_BITS));
+    let request = NewAddress(address_message(link, address, A::BITS));
     edit(operation, request, NLM_F_CREATE | NLM_F_REPLACE).await
 }
 

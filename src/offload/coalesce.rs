@@ -7,17 +7,13 @@
 //! packet gets new ones; and a packet that can't join ends its flow's super-packet, so a flow is
 //! never reordered. Packets are emitted in the order in which each item was begun.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
-use std::ops::Range;
 
-use crate::packet::checksum;
-use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
-use crate::packet::transport::{
-    self, TCP_CHECKSUM_OFFSET, TCP_HEADER_BYTES_MIN, TcpHeader, UDP_CHECKSUM_OFFSET,
-    UDP_HEADER_BYTES, tcp_flags,
-};
+use crate::packet::header::{Family, Header, protocol};
+use crate::packet::transport::{self, TcpHeader, UDP_HEADER_BYTES, tcp_flags};
 
+use super::merge::{same_headers, stamp};
 use super::{Full, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader};
 use crate::packet::Span;
 
@@ -51,6 +47,7 @@ pub struct WriteItem {
     pub packets: u16,
     /// Bytes of the super-packet.
     bytes: u32,
+    is_ipv6: bool,
     header_bytes: u16,
     segment_payload_bytes: u16,
     next_sequence: u32,
@@ -79,7 +76,7 @@ pub struct Coalescer {
 /// Held as integers, so that two keys compare in three steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FlowKey {
-    /// Source and destination.
+    /// Source and destination. Flows of IPv6 may share it: whoever merges compares the addresses.
     addresses: u64,
     ports: u32,
     protocol: u8,
@@ -88,7 +85,7 @@ struct FlowKey {
 impl FlowKey {
     /// The flow of an unfragmented packet; `None` if it is cut before its ports.
     #[inline]
-    fn of(header: &Ipv4Header, bytes: &[u8]) -> Option<Self> {
+    fn of<A: Family>(header: &Header<A>, bytes: &[u8]) -> Option<Self> {
         let ports = bytes.get(usize::from(header.header_bytes)..)?.first_chunk()?;
         Some(Self {
             addresses: Self::addresses(header),
@@ -97,8 +94,8 @@ impl FlowKey {
         })
     }
 
-    fn addresses(header: &Ipv4Header) -> u64 {
-        u64::from(header.source.to_bits()) << 32 | u64::from(header.destination.to_bits())
+    fn addresses<A: Family>(header: &Header<A>) -> u64 {
+        header.source.sum().rotate_left(32) ^ header.destination.sum()
     }
 }
 
@@ -112,6 +109,7 @@ struct OpenFlow {
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     key: FlowKey,
+    is_ipv6: bool,
     kind: SegmentationKind,
     header_bytes: usize,
     payload_bytes: usize,
@@ -149,7 +147,12 @@ impl Coalescer {
     }
 
     /// Adds the packet at `packet` in the arena: exactly the bytes that `header` describes.
-    pub fn push(&mut self, arena: &[u8], packet: Span, header: &Ipv4Header) -> Result<(), Full> {
+    pub fn push<A: Family>(
+        &mut self,
+        arena: &[u8],
+        packet: Span,
+        header: &Header<A>,
+    ) -> Result<(), Full> {
         let Some(bytes) = packet.of(arena) else { return Err(Full) };
         let Some(candidate) = self.candidate(header, bytes) else {
             self.begin(packet, None)?;
@@ -159,14 +162,14 @@ impl Coalescer {
         let open_at = self.open.iter().rposition(|flow| flow.key == candidate.key);
         let open = open_at.and_then(|at| Some((at, usize::from(self.open.get(at)?.item))));
         if let Some((at, index)) = open
-            && self.joins(index, arena, bytes, &candidate)
+            && self.joins::<A>(index, arena, bytes, &candidate)
         {
             if !transport::is_verified(header, bytes) {
                 self.begin(packet, None)?;
                 self.open.remove(at);
                 return Ok(());
             }
-            if self.append(index, arena, packet, &candidate) {
+            if self.append::<A>(index, arena, packet, &candidate) {
                 return Ok(());
             }
         }
@@ -177,25 +180,26 @@ impl Coalescer {
 
     /// Adds a TCP super-packet that was received whole, its checksum left to a device, as hosts on
     /// one machine hand them over: it is to be cut into packets of `packet_bytes` at most.
-    pub fn push_super(
+    pub fn push_super<A: Family>(
         &mut self,
         arena: &[u8],
         packet: Span,
-        header: &Ipv4Header,
+        header: &Header<A>,
         packet_bytes: u16,
     ) -> Result<(), Full> {
         let bytes = packet.of(arena).unwrap_or_default();
-        let tcp = bytes.get(HEADER_BYTES_MIN..).and_then(TcpHeader::parse);
+        let tcp = bytes.get(A::HEADER_BYTES_MIN..).and_then(TcpHeader::parse);
         let flow = FlowKey::of(header, bytes);
-        // The offload header is written for an IPv4 header without options.
-        let is_plain = usize::from(header.header_bytes) == HEADER_BYTES_MIN;
+        // The offload header is written for an IP header without options or extension headers.
+        let is_plain = usize::from(header.header_bytes) == A::HEADER_BYTES_MIN;
         let Some((tcp, key)) = tcp.zip(flow).filter(|_| is_plain) else {
             return self.push(arena, packet, header);
         };
         self.close_flows_of(header, bytes);
-        let header_bytes = HEADER_BYTES_MIN + tcp.header_bytes;
+        let header_bytes = A::HEADER_BYTES_MIN + tcp.header_bytes;
         let candidate = Candidate {
             key,
+            is_ipv6: A::VERSION == 6,
             kind: SegmentationKind::Tcp,
             header_bytes,
             payload_bytes: usize::from(packet_bytes).saturating_sub(header_bytes),
@@ -211,7 +215,7 @@ impl Coalescer {
 
     /// What comes later of a packet's flow must not be merged into what came before it. A
     /// fragment may belong to any flow between its two hosts; other protocols have no open flow.
-    fn close_flows_of(&mut self, header: &Ipv4Header, bytes: &[u8]) {
+    fn close_flows_of<A: Family>(&mut self, header: &Header<A>, bytes: &[u8]) {
         if header.is_fragment() {
             self.open.retain(|flow| flow.key.addresses != FlowKey::addresses(header));
         } else if let Some(key) = FlowKey::of(header, bytes) {
@@ -230,11 +234,11 @@ impl Coalescer {
         self.open.push(flow);
     }
 
-    fn candidate(&self, header: &Ipv4Header, bytes: &[u8]) -> Option<Candidate> {
-        if usize::from(header.header_bytes) != HEADER_BYTES_MIN || header.is_fragment() {
+    fn candidate<A: Family>(&self, header: &Header<A>, bytes: &[u8]) -> Option<Candidate> {
+        if usize::from(header.header_bytes) != A::HEADER_BYTES_MIN || header.is_fragment() {
             return None;
         }
-        let transport = bytes.get(HEADER_BYTES_MIN..)?;
+        let transport = bytes.get(A::HEADER_BYTES_MIN..)?;
         let (kind, transport_header_bytes, sequence, flags) = match header.protocol {
             protocol::TCP if self.limits.tcp => {
                 let TcpHeader { header_bytes, sequence, reserved, flags } =
@@ -254,8 +258,9 @@ impl Coalescer {
         let payload_bytes = transport.len().checked_sub(transport_header_bytes)?;
         (payload_bytes > 0).then_some(Candidate {
             key: FlowKey::of(header, bytes)?,
+            is_ipv6: A::VERSION == 6,
             kind,
-            header_bytes: HEADER_BYTES_MIN + transport_header_bytes,
+            header_bytes: A::HEADER_BYTES_MIN + transport_header_bytes,
             payload_bytes,
             sequence,
             flags,
@@ -266,7 +271,13 @@ impl Coalescer {
 
     /// Whether the candidate continues item `index`, checksums aside.
     #[inline]
-    fn joins(&self, index: usize, arena: &[u8], bytes: &[u8], candidate: &Candidate) -> bool {
+    fn joins<A: Family>(
+        &self,
+        index: usize,
+        arena: &[u8],
+        bytes: &[u8],
+        candidate: &Candidate,
+    ) -> bool {
         let item = self.items.get(index).zip(self.spans.get(index));
         let Some((item, [first, ..])) = item else { return false };
         let packets_max = match candidate.kind {
@@ -276,6 +287,7 @@ impl Coalescer {
             }
         };
         !item.sealed
+            && candidate.is_ipv6 == item.is_ipv6
             && candidate.header_bytes == usize::from(item.header_bytes)
             && candidate.payload_bytes <= usize::from(item.segment_payload_bytes)
             && usize::from(item.packets) < packets_max
@@ -283,16 +295,24 @@ impl Coalescer {
             // RFC 6864: the identification of a packet that can't be fragmented means nothing.
             && (candidate.dont_fragment || candidate.id == item.last_id.wrapping_add(1))
             && candidate.sequence == item.next_sequence
-            && first.of(arena).is_some_and(|first| same_headers(candidate, bytes, first))
+            && first.of(arena).is_some_and(|first| {
+                same_headers::<A>(candidate.kind, candidate.header_bytes, bytes, first)
+            })
     }
 
     /// Appends the packet to item `index`, unless the item's first packet turns out to be broken.
     #[inline(always)]
-    fn append(&mut self, index: usize, arena: &[u8], packet: Span, candidate: &Candidate) -> bool {
+    fn append<A: Family>(
+        &mut self,
+        index: usize,
+        arena: &[u8],
+        packet: Span,
+        candidate: &Candidate,
+    ) -> bool {
         let item = self.items.get_mut(index).zip(self.spans.get_mut(index));
         let Some((item, spans)) = item else { return false };
         let [first, ..] = spans;
-        if !item.verify_first(first.of(arena).unwrap_or_default()) {
+        if !item.verify_first::<A>(first.of(arena).unwrap_or_default()) {
             return false;
         }
         let Some(place) = spans.get_mut(usize::from(item.packets)) else { return false };
@@ -315,6 +335,7 @@ impl Coalescer {
         let mut item =
             WriteItem { packets: 1, bytes: packet.bytes, sealed: true, ..WriteItem::default() };
         if let Some(candidate) = open {
+            item.is_ipv6 = candidate.is_ipv6;
             item.header_bytes = candidate.header_bytes as u16;
             item.segment_payload_bytes = candidate.payload_bytes as u16;
             item.next_sequence = candidate.next_sequence();
@@ -333,16 +354,12 @@ impl Coalescer {
     pub fn finish(&mut self, arena: &mut [u8]) {
         self.open.clear();
         for (item, [first, ..]) in self.items.iter_mut().zip(&self.spans) {
-            let Some(kind) = item.merged() else { continue };
-            let flags = item.first_flags | item.last_flags & tcp_flags::PSH;
-            let Some(packet) = first.of_mut(arena) else { continue };
-            let Some(offset) = stamp(packet, kind, item.bytes as u16, flags) else { continue };
-            let header = VnetHeader {
-                checksum: Some(PartialChecksum { start: HEADER_BYTES_MIN as u16, offset }),
-                segmentation: NonZeroU16::new(item.segment_payload_bytes)
-                    .map(|payload_bytes| Segmentation { kind, payload_bytes }),
-            };
-            item.vnet_header = header.encode(item.header_bytes);
+            let (Some(kind), Some(packet)) = (item.merged(), first.of_mut(arena)) else { continue };
+            if item.is_ipv6 {
+                item.finish::<Ipv6Addr>(packet, kind);
+            } else {
+                item.finish::<Ipv4Addr>(packet, kind);
+            }
         }
     }
 
@@ -355,13 +372,16 @@ impl Coalescer {
     ) -> impl Iterator<Item = Span> + use<'a> {
         let spans = self.spans(index);
         let item = self.items.get(index);
-        if let Some((kind, flags)) = item.and_then(|item| Some((item.merged()?, item.first_flags)))
+        if let Some((item, kind)) = item.and_then(|item| Some((item, item.merged()?)))
             && let Some(first) = spans.first()
             && let Some(packet) = first.of_mut(arena)
-            && let Some(at) = stamp(packet, kind, first.bytes as u16, flags)
         {
+            let (bytes, flags) = (first.bytes as u16, item.first_flags);
+            let stamp = if item.is_ipv6 { stamp::<Ipv6Addr> } else { stamp::<Ipv4Addr> };
             // It holds its own transport header.
-            transport::complete(packet, HEADER_BYTES_MIN, usize::from(at)).unwrap_or_default();
+            stamp(packet, kind, bytes, flags)
+                .and_then(|(start, offset)| transport::complete(packet, start, offset.into()))
+                .unwrap_or_default();
         }
         let header_bytes = item.map_or(0, |item| u32::from(item.header_bytes));
         let first = spans.iter().take(1).copied();
@@ -401,11 +421,24 @@ impl WriteItem {
         u64::from(self.bytes) + u64::from(self.packets - 1) * u64::from(self.header_bytes)
     }
 
+    /// Makes the header of its first packet that of the super-packet, and the offload header.
+    fn finish<A: Family>(&mut self, packet: &mut [u8], kind: SegmentationKind) {
+        let flags = self.first_flags | self.last_flags & tcp_flags::PSH;
+        let stamped = stamp::<A>(packet, kind, self.bytes as u16, flags);
+        let Some((start, offset)) = stamped else { return };
+        let header = VnetHeader {
+            checksum: Some(PartialChecksum { start: start as u16, offset }),
+            segmentation: NonZeroU16::new(self.segment_payload_bytes)
+                .map(|payload_bytes| Segmentation { kind, payload_bytes }),
+        };
+        self.vnet_header = header.encode::<A>(self.header_bytes);
+    }
+
     /// Checks the first packet's own checksum, once, when a second one is about to join it.
-    fn verify_first(&mut self, first: &[u8]) -> bool {
+    fn verify_first<A: Family>(&mut self, first: &[u8]) -> bool {
         if !self.verified {
             self.verified =
-                Ipv4Header::parse(first).is_ok_and(|header| transport::is_verified(&header, first));
+                A::parse(first).is_ok_and(|header| transport::is_verified(&header, first));
             self.sealed |= !self.verified;
         }
         self.verified
@@ -420,53 +453,4 @@ impl Candidate {
             SegmentationKind::Udp => 0,
         }
     }
-}
-
-/// Whether all fields agree that may not differ within a super-packet. The headers of both are as
-/// long as the candidate says.
-#[inline(always)]
-fn same_headers(candidate: &Candidate, bytes: &[u8], first: &[u8]) -> bool {
-    let same = |fields: Range<usize>| {
-        let both = bytes.get(fields.clone()).zip(first.get(fields));
-        both.is_some_and(|(own, of_first)| own == of_first)
-    };
-    let same_ip = same(1..2) // type of service, with ECN
-        && same(6..9); // fragment word and time to live
-    same_ip
-        && match candidate.kind {
-            SegmentationKind::Tcp => {
-                same(28..32) // acknowledgement
-                    && same(34..36) // window
-                    && same(38..candidate.header_bytes) // urgent pointer and options
-            }
-            SegmentationKind::Udp => true,
-        }
-}
-
-/// Gives the packet the lengths and flags of `total_bytes`, and its pseudo-header's sum where the
-/// transport checksum will be completed. Returns that place, from the transport header on; `None`
-/// if the packet ends before it.
-fn stamp(packet: &mut [u8], kind: SegmentationKind, total_bytes: u16, flags: u8) -> Option<u16> {
-    ipv4::set_total_length(packet, total_bytes);
-    let (ip, transport) = packet.split_first_chunk_mut::<HEADER_BYTES_MIN>()?;
-    let transport_bytes = total_bytes.saturating_sub(HEADER_BYTES_MIN as u16);
-    let source = Ipv4Addr::new(ip[12], ip[13], ip[14], ip[15]);
-    let destination = Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]);
-    let sum = checksum::pseudo_header(source, destination, ip[9], transport_bytes);
-    let checksum_offset = match kind {
-        SegmentationKind::Tcp => {
-            let tcp = transport.first_chunk_mut::<TCP_HEADER_BYTES_MIN>()?;
-            tcp[13] = flags;
-            tcp[TCP_CHECKSUM_OFFSET..TCP_CHECKSUM_OFFSET + 2]
-                .copy_from_slice(&checksum::partial(sum));
-            TCP_CHECKSUM_OFFSET
-        }
-        SegmentationKind::Udp => {
-            let udp = transport.first_chunk_mut::<UDP_HEADER_BYTES>()?;
-            udp[4..6].copy_from_slice(&transport_bytes.to_be_bytes());
-            udp[UDP_CHECKSUM_OFFSET..].copy_from_slice(&checksum::partial(sum));
-            UDP_CHECKSUM_OFFSET
-        }
-    };
-    Some(checksum_offset as u16)
 }

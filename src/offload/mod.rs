@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), deny(clippy::expect_used, clippy::unwrap_used, clippy::unreachable))]
 
 mod coalesce;
+mod merge;
 mod send_plan;
 mod split;
 mod vnet_hdr;

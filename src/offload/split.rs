@@ -10,14 +10,16 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use crate::packet::checksum;
-use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
+use crate::packet::header::{Family, Header, protocol, pseudo_header};
 use crate::packet::transport::{TCP_HEADER_BYTES_MIN, TcpHeader, UDP_HEADER_BYTES, tcp_flags};
+use crate::packet::{ipv4, ipv6_header};
 
 use super::{Segmentation, SegmentationKind};
 use crate::packet::Span;
 
-/// The longest header of one segment: 60 bytes of IPv4 and 60 of TCP.
-pub const HEADER_BYTES_MAX: usize = 120;
+/// The longest header of one segment: 60 bytes of IPv4, or IPv6 with 80 bytes of extension headers,
+/// and 60 of TCP.
+pub const HEADER_BYTES_MAX: usize = 180;
 
 /// A super-packet being cut. Holds positions and sums, never bytes, so it can be put aside while
 /// a full plan is sent.
@@ -33,23 +35,31 @@ pub struct Splitter {
     payload_bytes: usize,
     /// Payload handed out so far.
     cut_bytes: usize,
-    id: u16,
+    identification: Option<Identification>,
     sequence: u32,
     tcp_flags: u8,
-    /// Sum of the IPv4 header without total length, identification and checksum.
-    ip_sum: u32,
     /// Sum of the pseudo-header without length and of the transport header without the fields
     /// that change per segment (sequence, flags, length, checksum).
     transport_sum: u32,
 }
 
+/// What IPv4 alone has, and what goes with it.
+#[derive(Debug)]
+struct Identification {
+    /// Of the next segment.
+    id: u16,
+    /// Sum of the header without total length, identification and checksum.
+    sum: u32,
+}
+
 impl Splitter {
-    /// Prepares to cut `packet`, a range of the arena whose bytes are `bytes`: exactly the IPv4
-    /// packet that `header` describes. `None` if the offload header contradicts it.
-    pub fn new(
+    /// Prepares to cut `packet`, a range of the arena whose bytes are `bytes`: exactly the packet
+    /// that `header` describes. `None` if the offload header contradicts it, or its headers are
+    /// longer than [`HEADER_BYTES_MAX`].
+    pub fn new<A: Family>(
         packet: Span,
         bytes: &[u8],
-        header: &Ipv4Header,
+        header: &Header<A>,
         segmentation: Segmentation,
     ) -> Option<Self> {
         if header.is_fragment() || bytes.len() != usize::from(header.total_bytes) {
@@ -60,30 +70,34 @@ impl Splitter {
         let (transport_header_bytes, sequence, tcp_flags) =
             transport_fields(transport, header.protocol, segmentation.kind)?;
         let (transport_header, payload) = transport.split_at_checked(transport_header_bytes)?;
-        if payload.is_empty() {
+        let header_bytes = ip_header_bytes + transport_header_bytes;
+        if payload.is_empty() || header_bytes > HEADER_BYTES_MAX {
             return None;
         }
-        let pseudo = checksum::pseudo_header(header.source, header.destination, header.protocol, 0);
+        let pseudo = pseudo_header(header.source, header.destination, header.protocol, 0);
         let fixed = fixed_transport_sum(transport_header, segmentation.kind);
         Some(Self {
             packet,
             kind: segmentation.kind,
             ip_header_bytes,
-            header_bytes: ip_header_bytes + transport_header_bytes,
+            header_bytes,
             segment_payload_bytes: segmentation.payload_bytes.into(),
             payload_bytes: payload.len(),
             cut_bytes: 0,
-            id: header.id,
+            identification: (A::VERSION == 4)
+                .then(|| Identification { id: header.id, sum: fixed_ip_sum(ip) }),
             sequence,
             tcp_flags,
-            ip_sum: fixed_ip_sum(ip),
             transport_sum: checksum::add(pseudo, fixed),
         })
     }
 
-    /// Takes note of edits to the IPv4 header (TTL, type of service) made since [`Self::new`].
+    /// Takes note of edits to the IP header (TTL, type of service) made since [`Self::new`].
     pub fn ip_header_changed(&mut self, bytes: &[u8]) {
-        self.ip_sum = fixed_ip_sum(bytes.get(..self.ip_header_bytes).unwrap_or_default());
+        if let Some(identification) = &mut self.identification {
+            let ip = bytes.get(..self.ip_header_bytes).unwrap_or_default();
+            identification.sum = fixed_ip_sum(ip);
+        }
     }
 
     /// Bytes of all packets still to come.
@@ -117,7 +131,7 @@ impl Splitter {
         let out = out.get_mut(..self.header_bytes)?;
         out.copy_from_slice(bytes.get(..self.header_bytes)?);
         let (ip, transport) = out.split_at_mut_checked(self.ip_header_bytes)?;
-        self.stamp_ip(ip.first_chunk_mut()?, payload_bytes);
+        self.stamp_ip(ip, payload_bytes)?;
         let length = (transport.len() + payload_bytes) as u16;
         let sum = checksum::add_word(checksum::add(self.transport_sum, payload_sum), length);
         match self.kind {
@@ -128,17 +142,25 @@ impl Splitter {
             SegmentationKind::Udp => stamp_udp(transport.first_chunk_mut()?, length, sum),
         }
         self.cut_bytes += payload_bytes;
-        self.id = self.id.wrapping_add(1);
         self.sequence = self.sequence.wrapping_add(payload_bytes as u32);
         Some(Span::new(self.packet.offset as usize + payload_at, payload_bytes))
     }
 
-    fn stamp_ip(&self, ip: &mut [u8; HEADER_BYTES_MIN], payload_bytes: usize) {
-        let total_bytes = (self.header_bytes + payload_bytes) as u16;
-        ip[2..4].copy_from_slice(&total_bytes.to_be_bytes());
-        ip[4..6].copy_from_slice(&self.id.to_be_bytes());
-        let sum = checksum::add_word(checksum::add_word(self.ip_sum, total_bytes), self.id);
+    fn stamp_ip(&mut self, ip: &mut [u8], payload_bytes: usize) -> Option<()> {
+        let total_bytes = self.header_bytes + payload_bytes;
+        let Some(Identification { id, sum }) = &mut self.identification else {
+            let ip = ip.first_chunk_mut::<{ ipv6_header::HEADER_BYTES_MIN }>()?;
+            let behind = (total_bytes - ip.len()) as u16;
+            ip[4..6].copy_from_slice(&behind.to_be_bytes());
+            return Some(());
+        };
+        let ip = ip.first_chunk_mut::<{ ipv4::HEADER_BYTES_MIN }>()?;
+        ip[2..4].copy_from_slice(&(total_bytes as u16).to_be_bytes());
+        ip[4..6].copy_from_slice(&id.to_be_bytes());
+        let sum = checksum::add_word(checksum::add_word(*sum, total_bytes as u16), *id);
         ip[10..12].copy_from_slice(&checksum::finish(sum));
+        *id = id.wrapping_add(1);
+        Some(())
     }
 
     /// `sum` is of all but what changes per segment.

@@ -6,6 +6,8 @@
 
 use std::num::NonZeroU16;
 
+use crate::packet::Family;
+
 /// Size of the header.
 pub const VNET_HEADER_BYTES: usize = 10;
 
@@ -71,8 +73,8 @@ impl VnetHeader {
         Some(Self { checksum, segmentation: Some(Segmentation { kind, payload_bytes }) })
     }
 
-    /// Writes a header for an IPv4 packet whose headers take `header_bytes`.
-    pub fn encode(&self, header_bytes: u16) -> [u8; VNET_HEADER_BYTES] {
+    /// Writes a header for a packet of the family `A` whose headers take `header_bytes`.
+    pub fn encode<A: Family>(&self, header_bytes: u16) -> [u8; VNET_HEADER_BYTES] {
         let mut bytes = [0; VNET_HEADER_BYTES];
         if let Some(checksum) = self.checksum {
             bytes[0] = FLAG_NEEDS_CHECKSUM;
@@ -81,7 +83,8 @@ impl VnetHeader {
         }
         if let Some(segmentation) = self.segmentation {
             bytes[1] = match segmentation.kind {
-                SegmentationKind::Tcp => GSO_TCP4,
+                SegmentationKind::Tcp if A::VERSION == 4 => GSO_TCP4,
+                SegmentationKind::Tcp => GSO_TCP6,
                 SegmentationKind::Udp => GSO_UDP_L4,
             };
             bytes[2..4].copy_from_slice(&header_bytes.to_le_bytes());
@@ -93,6 +96,8 @@ impl VnetHeader {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
 
     #[test]
@@ -104,7 +109,11 @@ mod tests {
         let segmentation = header.segmentation.unwrap();
         assert_eq!(segmentation.kind, SegmentationKind::Tcp);
         assert_eq!(segmentation.payload_bytes.get(), 1420);
-        assert_eq!(header.encode(52), [1, 1, 52, 0, 0x8c, 0x05, 20, 0, 16, 0]);
+        let encoded = header.encode::<Ipv4Addr>(52);
+        assert_eq!(encoded, [1, 1, 52, 0, 0x8c, 0x05, 20, 0, 16, 0]);
+        let encoded = header.encode::<Ipv6Addr>(72);
+        assert_eq!(encoded, [1, 4, 72, 0, 0x8c, 0x05, 20, 0, 16, 0]);
+        assert_eq!(VnetHeader::parse(&encoded), Some(header), "TSO of both families is one kind");
     }
 
     #[test]

@@ -1,87 +1,96 @@
-//! Classes of IPv4 addresses that no overlay packet may carry, or that forbid an ICMP answer.
+//! Addresses of either family.
 
-use std::net::Ipv4Addr;
+use std::fmt;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::{BitAnd, BitOr, Not};
+use std::str::FromStr;
 
-/// Whether one look at `address` tells that it is in none of the classes below, as nearly all are.
-#[inline]
-pub fn is_ordinary(address: Ipv4Addr) -> bool {
-    matches!(address.octets()[0], 1..=126 | 128..=168 | 170..=223)
+/// An address of one of the two families, which stands for its family where code is generic.
+pub trait IpAddress:
+    sealed::Sealed + Copy + Ord + Hash + fmt::Debug + fmt::Display + FromStr + Into<IpAddr>
+{
+    /// The address as an integer in host order.
+    type Bits: Copy
+        + Ord
+        + Hash
+        + fmt::Debug
+        + BitAnd<Output = Self::Bits>
+        + BitOr<Output = Self::Bits>
+        + Not<Output = Self::Bits>;
+
+    /// Bits of an address.
+    const BITS: u8;
+    /// What a prefix of the family is called and looks like.
+    const PREFIX: &'static str;
+
+    /// The address, if it is of this family.
+    fn of(address: IpAddr) -> Option<Self>;
+
+    /// The address as an integer.
+    fn bits(self) -> Self::Bits;
+
+    /// The address of an integer.
+    fn of_bits(bits: Self::Bits) -> Self;
+
+    /// The first `length_bits` bits set and all others clear.
+    fn mask(length_bits: u8) -> Self::Bits;
+
+    /// The address after this one; `None` after the last.
+    fn following(self) -> Option<Self>;
+
+    /// How many blocks of `2^host_bits` addresses, fewer than there are, lie between `base` and
+    /// this address, as many as can be counted. One before `base` is farther than all behind it.
+    fn blocks_from(self, base: Self, host_bits: u8) -> usize;
 }
 
-/// Whether `address` can't be the source of a forwarded packet (RFC 1812, section 5.3.7):
-/// 0/8, 127/8, 169.254/16, 224/4 and 240/4, the limited broadcast among them.
-#[inline]
-pub fn is_martian_source(address: Ipv4Addr) -> bool {
-    matches!(address.octets(), [0 | 127 | 224..=255, ..] | [169, 254, ..])
+mod sealed {
+    pub trait Sealed: 'static {}
+    impl Sealed for std::net::Ipv4Addr {}
+    impl Sealed for std::net::Ipv6Addr {}
 }
 
-/// Whether `address` can't be the destination of a forwarded packet: 0/8, 127/8, and 240/4 but
-/// for the limited broadcast, which [`is_multicast_or_broadcast`] names.
-#[inline]
-pub fn is_martian_destination(address: Ipv4Addr) -> bool {
-    match address.octets() {
-        [0 | 127, ..] => true,
-        [240..=255, ..] => address != Ipv4Addr::BROADCAST,
-        _ => false,
-    }
-}
+/// A family by its address, the integer of the same size, and what a prefix of it is.
+macro_rules! family {
+    ($address:ty, $family:ident, $bits:ty, $prefix:literal) => {
+        impl IpAddress for $address {
+            type Bits = $bits;
 
-/// Whether `address` is a group (224/4) or the limited broadcast.
-#[inline]
-pub fn is_multicast_or_broadcast(address: Ipv4Addr) -> bool {
-    address.octets()[0] >> 4 == 0xe || address == Ipv4Addr::BROADCAST
-}
+            const BITS: u8 = <$bits>::BITS as u8;
+            const PREFIX: &'static str = $prefix;
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+            fn of(address: IpAddr) -> Option<Self> {
+                if let IpAddr::$family(address) = address { Some(address) } else { None }
+            }
 
-    fn address(text: &str) -> Ipv4Addr {
-        text.parse().unwrap()
-    }
+            #[inline]
+            fn bits(self) -> $bits {
+                self.to_bits()
+            }
 
-    #[test]
-    fn class_boundaries() {
-        // (address, martian source, martian destination, multicast or broadcast)
-        let cases = [
-            ("0.0.0.0", true, true, false),
-            ("0.255.255.255", true, true, false),
-            ("1.0.0.0", false, false, false),
-            ("10.5.0.1", false, false, false),
-            ("126.255.255.255", false, false, false),
-            ("127.0.0.1", true, true, false),
-            ("127.255.255.255", true, true, false),
-            ("128.0.0.0", false, false, false),
-            ("169.253.255.255", false, false, false),
-            ("169.254.0.0", true, false, false),
-            ("169.254.169.254", true, false, false),
-            ("169.255.0.0", false, false, false),
-            ("223.255.255.255", false, false, false),
-            ("224.0.0.0", true, false, true),
-            ("239.255.255.255", true, false, true),
-            ("240.0.0.0", true, true, false),
-            ("255.255.255.254", true, true, false),
-            ("255.255.255.255", true, false, true),
-        ];
-        for (text, source, destination, group) in cases {
-            let at = address(text);
-            assert_eq!(is_martian_source(at), source, "source {text}");
-            assert_eq!(is_martian_destination(at), destination, "destination {text}");
-            assert_eq!(is_multicast_or_broadcast(at), group, "group {text}");
-        }
-    }
+            #[inline]
+            fn of_bits(bits: $bits) -> Self {
+                Self::from_bits(bits)
+            }
 
-    #[test]
-    fn ordinary_addresses_are_in_no_class() {
-        for first in 0..=255 {
-            for rest in [[0, 0, 0], [169, 254, 1], [254, 1, 1], [255, 255, 255]] {
-                let at = Ipv4Addr::new(first, rest[0], rest[1], rest[2]);
-                let classed = is_martian_source(at)
-                    || is_martian_destination(at)
-                    || is_multicast_or_broadcast(at);
-                assert!(!(is_ordinary(at) && classed), "{at}");
-                assert!(is_ordinary(at) || classed || first == 169, "{at} takes the long way");
+            #[inline]
+            fn mask(length_bits: u8) -> $bits {
+                let host_bits = <$bits>::BITS - u32::from(length_bits);
+                <$bits>::MAX.checked_shl(host_bits).unwrap_or(0)
+            }
+
+            fn following(self) -> Option<Self> {
+                self.to_bits().checked_add(1).map(Self::from_bits)
+            }
+
+            #[inline]
+            fn blocks_from(self, base: Self, host_bits: u8) -> usize {
+                let apart = self.to_bits().wrapping_sub(base.to_bits());
+                usize::try_from(apart >> host_bits).unwrap_or(usize::MAX)
             }
         }
-    }
+    };
 }
+
+family!(Ipv4Addr, V4, u32, "an IPv4 prefix such as 10.5.0.0/16");
+family!(Ipv6Addr, V6, u128, "an IPv6 prefix such as fd00:5::/48");

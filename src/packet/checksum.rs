@@ -14,8 +14,6 @@
 //! shift into 64-bit lanes 61 and 63; 64-bit words into `u128` 53 and 61; the add-with-carry
 //! chain 35 and 29; 16-bit halves masked into 32-bit lanes 20 and 26.
 
-use std::net::Ipv4Addr;
-
 /// Bytes per turn of the wide loop: one cache line, four 128-bit registers for each accumulator.
 const BLOCK_BYTES: usize = 64;
 
@@ -79,21 +77,6 @@ pub fn add_word(sum: u32, word_be: u16) -> u32 {
     add(sum, u32::from(word_be.to_be()))
 }
 
-/// The folded sum of the pseudo header of TCP and UDP (RFC 793, RFC 768); `length_bytes` is that
-/// of the transport header and its payload.
-#[inline]
-pub fn pseudo_header(
-    source: Ipv4Addr,
-    destination: Ipv4Addr,
-    protocol: u8,
-    length_bytes: u16,
-) -> u32 {
-    let addresses = u64::from(u32::from_ne_bytes(source.octets()))
-        + u64::from(u32::from_ne_bytes(destination.octets()));
-    let rest = u64::from(u16::from(protocol).to_be()) + u64::from(length_bytes.to_be());
-    fold(addresses + rest)
-}
-
 /// The checksum field for data of this sum: the complement, as the two bytes to store.
 #[inline]
 pub fn finish(sum: u32) -> [u8; 2] {
@@ -147,7 +130,7 @@ fn sum_blocks(blocks: &[[u8; BLOCK_BYTES]]) -> u64 {
 /// Folds a sum of 16-bit or 32-bit words to 16 bits; 0 only for 0. The upper half of a number
 /// plus itself with its halves swapped is the sum of both halves and of the carry out of it.
 #[inline]
-fn fold(sum: u64) -> u32 {
+pub(super) fn fold(sum: u64) -> u32 {
     let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
     sum.wrapping_add(sum.rotate_left(16)) >> 16
 }
@@ -159,6 +142,8 @@ fn low_half(sum: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     /// The example of RFC 1071, section 3.
@@ -202,7 +187,10 @@ mod tests {
         let source = Ipv4Addr::new(10, 5, 1, 2);
         let destination = Ipv4Addr::new(192, 168, 255, 254);
         let bytes = [10, 5, 1, 2, 192, 168, 255, 254, 0, 17, 0xab, 0xcd];
-        assert_eq!(pseudo_header(source, destination, 17, 0xabcd), sum(&bytes));
+        assert_eq!(
+            crate::packet::header::pseudo_header(source, destination, 17, 0xabcd),
+            sum(&bytes)
+        );
     }
 
     /// The case for which RFC 1624 replaced the equation of RFC 1141: the sum must come out as

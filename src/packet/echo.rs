@@ -5,8 +5,9 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::packet::checksum;
+use crate::packet::header::protocol;
 use crate::packet::icmp::ICMP_HEADER_BYTES;
-use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
+use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
 use crate::packet::transport::UDP_HEADER_BYTES;
 
 /// The shortest request: headers and the token.

@@ -1,124 +1,84 @@
 //! ICMP errors about packets that can't be forwarded: whether one may be sent at all, and its
 //! bytes. How often is the limiter's business; where it goes is the caller's.
 
-use std::net::Ipv4Addr;
-
-use crate::packet::address;
 use crate::packet::checksum;
-use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
+pub use crate::packet::header::ErrorKind;
+use crate::packet::header::{Family, Header, pseudo_header};
 
-/// Longest error written: RFC 1812, section 4.3.2.3 asks for as much of the offending packet as
-/// fits without exceeding 576 bytes, the size that every IPv4 host accepts.
-pub const ERROR_BYTES_MAX: usize = 576;
+/// Room for the longest error of either family.
+pub const ERROR_BYTES_MAX: usize = 1280;
 
 /// Bytes of the ICMP header: type, code, checksum, and four bytes that depend on the type.
 pub const ICMP_HEADER_BYTES: usize = 8;
 
-/// Most of an offending packet that an error quotes.
-pub const QUOTE_BYTES_MAX: usize = ERROR_BYTES_MAX - QUOTE_START;
-
-const QUOTE_START: usize = HEADER_BYTES_MIN + ICMP_HEADER_BYTES;
-
-const _: () = assert!(QUOTE_BYTES_MAX == 548, "576 less an IPv4 and an ICMP header");
-
-/// RFC 1812, section 4.3.2.5: precedence 6, internetwork control.
-const ERROR_TOS: u8 = 0xc0;
-
-/// Initial time to live (IANA's recommended default; RFC 1812, section 4.3.2.4 asks for the
-/// sender's own value, not that of the offending packet).
-const ERROR_TTL: u8 = 64;
-
-/// Don't Fragment, offset zero: an atomic datagram, so its identification may be zero (RFC 6864).
-const ERROR_FLAGS: [u8; 2] = [0x40, 0x00];
-
-/// Which error to send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// Time to live exceeded in transit (RFC 792, type 11 code 0).
-    TimeExceeded,
-    /// Network unreachable (RFC 792, type 3 code 0).
-    NetUnreachable,
-    /// Fragmentation needed and Don't Fragment set (RFC 1191, type 3 code 4).
-    FragmentationNeeded {
-        /// Largest packet that the next hop takes.
-        next_hop_mtu_bytes: u16,
-    },
-}
-
-/// Whether RFC 1812, section 4.3.2.7 permits an error about this parsed packet.
+/// Whether RFC 1812, section 4.3.2.7 and RFC 4443, section 2.4(e) permit an error about this parsed
+/// packet.
 ///
 /// Never about an ICMP error (or a message of unknown type, as `icmp_send` in Linux does), a
 /// fragment other than the first, a multicast or broadcast destination, or a source that names
 /// no single host. Echo and the other queries may be answered.
-pub fn may_answer(header: &Ipv4Header, packet: &[u8]) -> bool {
+pub fn may_answer<A: Family>(header: &Header<A>, packet: &[u8]) -> bool {
     if header.is_later_fragment()
-        || address::is_multicast_or_broadcast(header.destination)
-        || address::is_martian_destination(header.destination)
-        || address::is_martian_source(header.source)
+        || header.destination.is_multicast_or_broadcast()
+        || header.destination.is_martian_destination()
+        || header.source.is_martian_source()
     {
         return false;
     }
-    if header.protocol != protocol::ICMP {
+    if header.protocol != A::ICMP {
         return true;
     }
     let range = usize::from(header.header_bytes)..usize::from(header.total_bytes);
-    packet.get(range).and_then(<[u8]>::first).is_some_and(|kind| is_query(*kind))
+    packet.get(range).and_then(<[u8]>::first).is_some_and(|kind| A::is_icmp_query(*kind))
 }
 
 /// Writes an error about `offending` into `out` and returns its length.
 ///
 /// `header` is that of `offending`, and its source becomes the destination of the error; `source`
-/// is our own address. At most 548 bytes are quoted, and never a byte beyond the offending packet
-/// or its slice. Pass the packet as it arrived, before any edit.
-pub fn write_error(
+/// is our own address. No more is quoted than the family's longest error has room for, and never a
+/// byte beyond the offending packet or its slice. Pass the packet as it arrived, before any edit.
+pub fn write_error<A: Family>(
     out: &mut [u8; ERROR_BYTES_MAX],
     kind: ErrorKind,
-    source: Ipv4Addr,
+    source: A,
     offending: &[u8],
-    header: &Ipv4Header,
+    header: &Header<A>,
 ) -> usize {
+    let quote_at = A::HEADER_BYTES_MIN + ICMP_HEADER_BYTES;
     let quotable = offending.get(..usize::from(header.total_bytes)).unwrap_or(offending);
-    let quote = quotable.get(..QUOTE_BYTES_MAX).unwrap_or(quotable);
-    let total_bytes = QUOTE_START + quote.len();
-
-    let mut ip = [0; HEADER_BYTES_MIN];
-    ip[0] = 0x45;
-    ip[1] = ERROR_TOS;
-    ip[2..4].copy_from_slice(&(total_bytes as u16).to_be_bytes());
-    ip[6..8].copy_from_slice(&ERROR_FLAGS);
-    ip[8] = ERROR_TTL;
-    ip[9] = protocol::ICMP;
-    ip[12..16].copy_from_slice(&source.octets());
-    ip[16..20].copy_from_slice(&header.source.octets());
-    let ip_checksum = checksum::finish(checksum::sum(&ip));
-    ip[10..12].copy_from_slice(&ip_checksum);
-
-    let (kind, code, mtu_bytes) = match kind {
-        ErrorKind::TimeExceeded => (11, 0, 0),
-        ErrorKind::NetUnreachable => (3, 0, 0),
-        ErrorKind::FragmentationNeeded { next_hop_mtu_bytes } => (3, 4, next_hop_mtu_bytes),
+    let quote = quotable.get(..A::ERROR_BYTES_MAX - quote_at).unwrap_or(quotable);
+    let total_bytes = (quote_at + quote.len()) as u16;
+    let (icmp_type, code) = A::icmp_error(kind);
+    let mtu_bytes = match kind {
+        ErrorKind::TimeExceeded | ErrorKind::NetUnreachable => 0,
+        ErrorKind::PacketTooBig { next_hop_mtu_bytes } => next_hop_mtu_bytes,
     };
     let mut icmp = [0; ICMP_HEADER_BYTES];
-    icmp[0] = kind;
-    icmp[1] = code;
+    (icmp[0], icmp[1]) = (icmp_type, code);
     icmp[6..8].copy_from_slice(&mtu_bytes.to_be_bytes());
-    let icmp_sum = checksum::add(checksum::sum(&icmp), checksum::sum(quote));
-    icmp[2..4].copy_from_slice(&checksum::finish(icmp_sum));
+    // ICMPv6 sums a pseudo header as well (RFC 4443, section 2.3).
+    let pseudo = match A::VERSION {
+        4 => 0,
+        _ => {
+            let icmp_bytes = (ICMP_HEADER_BYTES + quote.len()) as u16;
+            pseudo_header(source, header.source, A::ICMP, icmp_bytes)
+        }
+    };
+    let sum = checksum::add(checksum::sum(&icmp), checksum::sum(quote));
+    icmp[2..4].copy_from_slice(&checksum::finish(checksum::add(pseudo, sum)));
 
-    let bytes = ip.iter().chain(&icmp).chain(quote);
-    out.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
-    total_bytes
-}
-
-/// Whether an ICMP type is a query or its reply: echo, router discovery, timestamp, information,
-/// address mask, extended echo (RFC 8335). Everything else is an error or unknown.
-fn is_query(kind: u8) -> bool {
-    matches!(kind, 0 | 8 | 9 | 10 | 13..=18 | 42 | 43)
+    A::write_icmp_header(out, source, header.source, total_bytes);
+    let behind = out.iter_mut().skip(A::HEADER_BYTES_MIN);
+    behind.zip(icmp.iter().chain(quote)).for_each(|(place, byte)| *place = *byte);
+    total_bytes.into()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
+    use crate::packet::ipv4::Ipv4Header;
     use crate::stats::DropReason;
 
     /// A packet between two pods, its payload 0, 1, 2, …
@@ -213,7 +173,7 @@ mod tests {
     #[test]
     fn the_bytes_of_an_error() {
         let offending = packet(17, 8);
-        let kind = ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: 1472 };
+        let kind = ErrorKind::PacketTooBig { next_hop_mtu_bytes: 1472 };
         let error = error_about(&offending, kind);
         let expected_ip = [
             0x45, 0xc0, 0, 56, 0, 0, 0x40, 0, 64, 1, error[10], error[11], 10, 5, 1, 0, 10, 5, 1, 2,

@@ -1,27 +1,22 @@
-//! The IPv4 header: validated and read once by [`Ipv4Header::parse`], and edited in place with its
-//! checksum kept right. Never trusts a length that it hasn't compared with the slice.
+//! IPv4: the header validated and read once, and edited in place with its checksum kept right; the
+//! classes of addresses; what an ICMP error looks like. Never trusts a length that it hasn't
+//! compared with the slice.
 
 use std::net::Ipv4Addr;
 
 use crate::packet::checksum;
 use crate::packet::ecn::Ecn;
+use crate::packet::header::{ERROR_TTL, ErrorKind, Family, Header, protocol};
 use crate::stats::DropReason;
 
 /// Length of a header without options.
 pub const HEADER_BYTES_MIN: usize = 20;
 
+/// The header of an IPv4 packet.
+pub type Ipv4Header = Header<Ipv4Addr>;
+
 /// Which of its 16-bit words is the checksum.
 const CHECKSUM_WORD: usize = 5;
-
-/// Protocol numbers (IANA) that the dataplane treats specially.
-pub mod protocol {
-    /// Internet Control Message Protocol.
-    pub const ICMP: u8 = 1;
-    /// Transmission Control Protocol.
-    pub const TCP: u8 = 6;
-    /// User Datagram Protocol.
-    pub const UDP: u8 = 17;
-}
 
 /// Options of the header (IANA).
 mod option {
@@ -31,43 +26,25 @@ mod option {
     pub(super) const STRICT_ROUTE: u8 = 137;
 }
 
-/// The fields of a valid IPv4 header.
-///
-/// When it comes from [`Ipv4Header::parse`], `20 <= header_bytes <= total_bytes`, and both lie
-/// within the packet that was parsed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ipv4Header {
-    /// Header length with options, 20…60.
-    pub header_bytes: u8,
-    /// What routers may say, or have said, about congestion.
-    pub ecn: Ecn,
-    /// Header and payload.
-    pub total_bytes: u16,
-    /// Identification, for reassembly.
-    pub id: u16,
-    /// The Don't Fragment flag.
-    pub dont_fragment: bool,
-    /// The More Fragments flag.
-    pub more_fragments: bool,
-    /// Where this fragment's payload belongs; a multiple of 8.
-    pub fragment_offset_bytes: u16,
-    /// Time to live.
-    pub ttl: u8,
-    /// What the payload is; see [`protocol`].
-    pub protocol: u8,
-    /// Source address.
-    pub source: Ipv4Addr,
-    /// Destination address.
-    pub destination: Ipv4Addr,
-}
+/// RFC 1812, section 4.3.2.5: precedence 6, internetwork control.
+const ERROR_TOS: u8 = 0xc0;
 
-impl Ipv4Header {
-    /// Validates and reads the header at the start of `packet`; the checks and their order are
-    /// those of RFC 1812, section 5.2.2. The version counts first: IPv6 is IPv6 at any length.
-    ///
-    /// Bytes after `total_bytes` are allowed (link padding); the caller trims them.
+/// Don't Fragment, offset zero: an atomic datagram, so its identification may be zero (RFC 6864).
+const ERROR_FLAGS: [u8; 2] = [0x40, 0x00];
+
+impl Family for Ipv4Addr {
+    const VERSION: u8 = 4;
+    const HEADER_BYTES_MIN: usize = HEADER_BYTES_MIN;
+    const ADDRESSES_AT: usize = 12;
+    const ICMP: u8 = protocol::ICMP;
+    /// RFC 1812, section 4.3.2.3 asks for as much of the offending packet as fits without exceeding
+    /// 576 bytes, the size that every IPv4 host accepts.
+    const ERROR_BYTES_MAX: usize = 576;
+
+    /// The checks and their order are those of RFC 1812, section 5.2.2. The version counts first:
+    /// IPv6 is IPv6 at any length.
     #[inline]
-    pub fn parse(packet: &[u8]) -> Result<Self, DropReason> {
+    fn parse(packet: &[u8]) -> Result<Ipv4Header, DropReason> {
         let Some(fixed) = packet.first_chunk::<HEADER_BYTES_MIN>() else {
             let is_ipv6 = packet.first().is_some_and(|byte| byte >> 4 == 6);
             return Err(if is_ipv6 { DropReason::Ipv6 } else { DropReason::Runt });
@@ -93,8 +70,8 @@ impl Ipv4Header {
             return Err(DropReason::BadChecksum);
         }
         let fragment = u16::from_be_bytes([fixed[6], fixed[7]]);
-        Ok(Self {
-            header_bytes,
+        Ok(Header {
+            header_bytes: header_bytes.into(),
             ecn: Ecn::of(fixed[1]),
             total_bytes,
             id: u16::from_be_bytes([fixed[4], fixed[5]]),
@@ -103,74 +80,110 @@ impl Ipv4Header {
             fragment_offset_bytes: (fragment & 0x1fff) << 3,
             ttl: fixed[8],
             protocol: fixed[9],
-            source: Ipv4Addr::new(fixed[12], fixed[13], fixed[14], fixed[15]),
-            destination: Ipv4Addr::new(fixed[16], fixed[17], fixed[18], fixed[19]),
+            source: Self::new(fixed[12], fixed[13], fixed[14], fixed[15]),
+            destination: Self::new(fixed[16], fixed[17], fixed[18], fixed[19]),
         })
     }
 
-    /// Whether the packet is any part of a fragmented datagram.
+    /// Loose or strict (RFC 791, section 3.1). Options are read as Linux reads them: behind an end
+    /// or a malformed one comes nothing.
+    fn has_source_route(header: &Ipv4Header, packet: &[u8]) -> bool {
+        let options = packet.get(HEADER_BYTES_MIN..usize::from(header.header_bytes));
+        let mut options = options.unwrap_or_default();
+        loop {
+            options = match options {
+                [option::LOOSE_ROUTE | option::STRICT_ROUTE, ..] => return true,
+                [option::NO_OPERATION, rest @ ..] => rest,
+                [option::END, ..] => return false,
+                [_, bytes @ 2..=255, ..] => options.get(usize::from(*bytes)..).unwrap_or_default(),
+                [_, ..] | [] => return false,
+            };
+        }
+    }
+
+    /// Patches the header checksum (RFC 1624), as the next two do.
     #[inline]
-    pub fn is_fragment(&self) -> bool {
-        self.more_fragments || self.fragment_offset_bytes != 0
+    fn decrement_ttl(packet: &mut [u8]) {
+        edit_word(packet, 4, |[ttl, protocol]| {
+            debug_assert!(ttl >= 1, "decrement_ttl on a packet without time to live");
+            [ttl.wrapping_sub(1), protocol]
+        });
     }
 
-    /// Whether the packet is a fragment other than the first, so without a transport header.
     #[inline]
-    pub fn is_later_fragment(&self) -> bool {
-        self.fragment_offset_bytes != 0
+    fn set_ecn(packet: &mut [u8], ecn: Ecn) {
+        edit_word(packet, 0, |[version, service]| [version, service & !0b11 | ecn as u8]);
     }
 
-    /// The folded sum of the pseudo header of what follows.
     #[inline]
-    pub fn pseudo_header_sum(&self) -> u32 {
-        let payload_bytes = self.total_bytes.saturating_sub(u16::from(self.header_bytes));
-        checksum::pseudo_header(self.source, self.destination, self.protocol, payload_bytes)
+    fn set_total_length(packet: &mut [u8], total_bytes: u16) {
+        edit_word(packet, 1, |_| total_bytes.to_be_bytes());
     }
-}
 
-/// Whether the packet that `header` describes asks for a loose or strict source route (RFC 791,
-/// section 3.1). Options are read as Linux reads them: behind an end or a malformed one comes
-/// nothing.
-pub fn has_source_route(header: &Ipv4Header, packet: &[u8]) -> bool {
-    let options = packet.get(HEADER_BYTES_MIN..usize::from(header.header_bytes));
-    let mut options = options.unwrap_or_default();
-    loop {
-        options = match options {
-            [option::LOOSE_ROUTE | option::STRICT_ROUTE, ..] => return true,
-            [option::NO_OPERATION, rest @ ..] => rest,
-            [option::END, ..] => return false,
-            [_, bytes @ 2..=255, ..] => options.get(usize::from(*bytes)..).unwrap_or_default(),
-            [_, ..] | [] => return false,
-        };
+    #[inline]
+    fn sum(self) -> u64 {
+        u32::from_ne_bytes(self.octets()).into()
     }
-}
 
-/// Takes one off the time to live and patches the header checksum (RFC 1624).
-///
-/// The packet was parsed before and its time to live is at least 1; whether a packet that arrives
-/// with 1 may travel on is for the caller to decide before. Shorter slices are left alone.
-#[inline]
-pub fn decrement_ttl(packet: &mut [u8]) {
-    edit_word(packet, 4, |[ttl, protocol]| {
-        debug_assert!(ttl >= 1, "decrement_ttl on a packet without time to live");
-        [ttl.wrapping_sub(1), protocol]
-    });
-}
+    #[inline]
+    fn is_ordinary(self) -> bool {
+        matches!(self.octets()[0], 1..=126 | 128..=168 | 170..=223)
+    }
 
-/// Stores another ECN field and patches the header checksum (RFC 1624).
-///
-/// The packet was parsed before; shorter slices are left alone.
-#[inline]
-pub fn set_ecn(packet: &mut [u8], ecn: Ecn) {
-    edit_word(packet, 0, |[version, service]| [version, service & !0b11 | ecn as u8]);
-}
+    /// RFC 1812, section 5.3.7: 0/8, 127/8, 169.254/16, 224/4 and 240/4, the limited broadcast
+    /// among them.
+    #[inline]
+    fn is_martian_source(self) -> bool {
+        matches!(self.octets(), [0 | 127 | 224..=255, ..] | [169, 254, ..])
+    }
 
-/// Stores a new total length and patches the header checksum (RFC 1624).
-///
-/// The packet was parsed before; shorter slices are left alone.
-#[inline]
-pub fn set_total_length(packet: &mut [u8], total_bytes: u16) {
-    edit_word(packet, 1, |_| total_bytes.to_be_bytes());
+    /// 0/8, 127/8, and 240/4 but for the limited broadcast.
+    #[inline]
+    fn is_martian_destination(self) -> bool {
+        match self.octets() {
+            [0 | 127, ..] => true,
+            [240..=255, ..] => self != Self::BROADCAST,
+            _ => false,
+        }
+    }
+
+    /// 224/4 and the limited broadcast.
+    #[inline]
+    fn is_multicast_or_broadcast(self) -> bool {
+        self.octets()[0] >> 4 == 0xe || self == Self::BROADCAST
+    }
+
+    fn is_of_link(_: Self, _: Self) -> bool {
+        false
+    }
+
+    /// Echo, router discovery, timestamp, information, address mask, extended echo (RFC 8335).
+    fn is_icmp_query(kind: u8) -> bool {
+        matches!(kind, 0 | 8 | 9 | 10 | 13..=18 | 42 | 43)
+    }
+
+    fn icmp_error(kind: ErrorKind) -> (u8, u8) {
+        match kind {
+            ErrorKind::TimeExceeded => (11, 0),
+            ErrorKind::NetUnreachable => (3, 0),
+            ErrorKind::PacketTooBig { .. } => (3, 4),
+        }
+    }
+
+    fn write_icmp_header(out: &mut [u8], source: Self, destination: Self, total_bytes: u16) {
+        let Some(ip) = out.first_chunk_mut::<HEADER_BYTES_MIN>() else { return };
+        ip.fill(0);
+        ip[0] = 0x45;
+        ip[1] = ERROR_TOS;
+        ip[2..4].copy_from_slice(&total_bytes.to_be_bytes());
+        ip[6..8].copy_from_slice(&ERROR_FLAGS);
+        ip[8] = ERROR_TTL;
+        ip[9] = protocol::ICMP;
+        ip[12..16].copy_from_slice(&source.octets());
+        ip[16..20].copy_from_slice(&destination.octets());
+        let sum = checksum::finish(checksum::sum(ip));
+        ip[10..12].copy_from_slice(&sum);
+    }
 }
 
 /// Changes the 16-bit word of that number in the fixed part of the header, which a packet has that

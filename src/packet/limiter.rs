@@ -12,6 +12,7 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::packet::header::Family;
 use crate::stats::spread;
 
 /// Time between errors at the sustained rate over all destinations: 1,000 per second.
@@ -56,7 +57,8 @@ impl IcmpLimiter {
     ///
     /// `now_ns` comes from a monotonic clock. When more destinations are active than the table
     /// holds, the one that is nearest to a full bucket is forgotten; the global limit stands.
-    pub fn allow(&self, now_ns: u64, destination: Ipv4Addr) -> bool {
+    pub fn allow<A: Family>(&self, now_ns: u64, destination: A) -> bool {
+        let destination = in_32_bits(destination);
         let take_global = |full_at_ns| take(full_at_ns, now_ns, GLOBAL_INTERVAL_NS, GLOBAL_BURST);
         // A load first: in a flood nearly every error ends here, and writes nothing.
         if take_global(self.global_full_at_ns.load(Relaxed)).is_none() {
@@ -92,6 +94,12 @@ impl Default for IcmpLimiter {
         let sets = (0..SETS).map(|_| Default::default()).collect();
         Self { global_full_at_ns: AtomicU64::new(0), sets }
     }
+}
+
+/// The address itself, or one that stands for IPv6's: two that share one share a bucket.
+fn in_32_bits(address: impl Family) -> Ipv4Addr {
+    let sum = address.sum();
+    Ipv4Addr::from_bits(u32::from_be((sum as u32).wrapping_add((sum >> 32) as u32)))
 }
 
 /// Takes one token: the new time at which the bucket is full again, or `None` if it is empty.

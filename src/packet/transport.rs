@@ -1,8 +1,8 @@
-//! TCP and UDP inside an IPv4 packet: header views, the checksum verified, and the checksum
+//! TCP and UDP inside a packet: header views, the checksum verified, and the checksum
 //! completed where the kernel left it to the device. Never looks past the packet it is given.
 
 use crate::packet::checksum;
-use crate::packet::ipv4::{Ipv4Header, protocol};
+use crate::packet::header::{Family, Header, protocol};
 
 /// Length of a TCP header without options.
 pub const TCP_HEADER_BYTES_MIN: usize = 20;
@@ -68,7 +68,7 @@ pub fn udp_header(datagram: &[u8]) -> Option<&[u8; UDP_HEADER_BYTES]> {
 /// Whether a parsed packet, `header.total_bytes` long, is well-formed TCP or UDP, no fragment, and
 /// its checksum is there and right. UDP may do without one (RFC 768: the field is zero).
 #[inline]
-pub fn is_verified(header: &Ipv4Header, packet: &[u8]) -> bool {
+pub fn is_verified<A: Family>(header: &Header<A>, packet: &[u8]) -> bool {
     let range = usize::from(header.header_bytes)..usize::from(header.total_bytes);
     let Some(payload) = packet.get(range) else { return false };
     let is_well_formed = match header.protocol {
@@ -80,6 +80,17 @@ pub fn is_verified(header: &Ipv4Header, packet: &[u8]) -> bool {
     is_well_formed && checksum::add(header.pseudo_header_sum(), checksum::sum(payload)) == 0xffff
 }
 
+/// Whether the packet is an IPv6 datagram whose UDP checksum says "none", which IPv6 does not have
+/// (RFC 8200, section 8.1): its receiver would discard it.
+#[inline]
+pub fn lacks_checksum<A: Family>(header: &Header<A>, packet: &[u8]) -> bool {
+    if A::VERSION == 4 || header.protocol != protocol::UDP || header.is_later_fragment() {
+        return false;
+    }
+    let field = packet.get(usize::from(header.header_bytes) + UDP_CHECKSUM_OFFSET..);
+    field.is_some_and(|field| field.starts_with(&[0, 0]))
+}
+
 /// Finishes a packet that the kernel left with `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the field at
 /// `start + offset` holds the folded, uncomplemented pseudo-header sum; everything from `start`
 /// to the end is summed over it and the complement stored (kernel: `skb_checksum_help`).
@@ -87,7 +98,7 @@ pub fn is_verified(header: &Ipv4Header, packet: &[u8]) -> bool {
 /// A UDP checksum that comes out as zero is stored as 0xffff, for zero says "none" (RFC 768). The
 /// field's offset alone tells that it is UDP's: in a tunnel's packet (IP in IP, GRE) the protocol
 /// is the tunnel's. Where another protocol has its checksum there, both stand for the same sum.
-/// `packet` starts at its IPv4 header and ends at its total length. `None` if the field lies
+/// `packet` starts at its IP header and ends at its total length. `None` if the field lies
 /// outside, which leaves the packet as it was.
 #[inline]
 pub fn complete(packet: &mut [u8], start: usize, offset: usize) -> Option<()> {
@@ -105,7 +116,7 @@ pub fn complete(packet: &mut [u8], start: usize, offset: usize) -> Option<()> {
 /// in, because sender and receiver are on one machine. A packet whose right checksum equals that
 /// sum by chance is not changed by its completion.
 #[inline]
-pub fn left_checksum(header: &Ipv4Header, packet: &[u8]) -> Option<usize> {
+pub fn left_checksum<A: Family>(header: &Header<A>, packet: &[u8]) -> Option<usize> {
     let offset = match header.protocol {
         _ if header.is_fragment() => return None,
         protocol::TCP => TCP_CHECKSUM_OFFSET,

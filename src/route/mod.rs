@@ -6,8 +6,9 @@ mod publish;
 mod source_ports;
 mod table;
 
-pub use prefix::{IpAddress, Prefix, PrefixError};
+pub use crate::packet::IpAddress;
+pub use prefix::{Prefix, PrefixError};
 pub use prefixes::Prefixes;
 pub use publish::{HostSet, Place, Published, Reader};
 pub use source_ports::{SOURCE_PORTS, first_source_port, is_tunnel_source};
-pub use table::{Peer, Table};
+pub use table::{Peer, Routed, Table};

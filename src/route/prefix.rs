@@ -2,89 +2,10 @@
 //! people, `10.5.34.0-24` for store keys and file names.
 
 use std::fmt;
-use std::hash::Hash;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::ops::{BitAnd, BitOr, Not};
+use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-/// An address of one of the two families, which stands for its family where code is generic.
-pub trait IpAddress:
-    sealed::Sealed + Copy + Ord + Hash + fmt::Debug + fmt::Display + FromStr + Into<IpAddr>
-{
-    /// The address as an integer in host order.
-    type Bits: Copy
-        + Ord
-        + Hash
-        + fmt::Debug
-        + BitAnd<Output = Self::Bits>
-        + BitOr<Output = Self::Bits>
-        + Not<Output = Self::Bits>;
-
-    /// Bits of an address.
-    const BITS: u8;
-    /// What a prefix of the family is called and looks like.
-    const PREFIX: &'static str;
-
-    /// The address, if it is of this family.
-    fn of(address: IpAddr) -> Option<Self>;
-
-    /// The address as an integer.
-    fn bits(self) -> Self::Bits;
-
-    /// The address of an integer.
-    fn of_bits(bits: Self::Bits) -> Self;
-
-    /// The first `length_bits` bits set and all others clear.
-    fn mask(length_bits: u8) -> Self::Bits;
-
-    /// The address after this one; `None` after the last.
-    fn following(self) -> Option<Self>;
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for std::net::Ipv4Addr {}
-    impl Sealed for std::net::Ipv6Addr {}
-}
-
-/// A family by its address, the integer of the same size, and what a prefix of it is.
-macro_rules! family {
-    ($address:ty, $family:ident, $bits:ty, $prefix:literal) => {
-        impl IpAddress for $address {
-            type Bits = $bits;
-
-            const BITS: u8 = <$bits>::BITS as u8;
-            const PREFIX: &'static str = $prefix;
-
-            fn of(address: IpAddr) -> Option<Self> {
-                if let IpAddr::$family(address) = address { Some(address) } else { None }
-            }
-
-            #[inline]
-            fn bits(self) -> $bits {
-                self.to_bits()
-            }
-
-            #[inline]
-            fn of_bits(bits: $bits) -> Self {
-                Self::from_bits(bits)
-            }
-
-            #[inline]
-            fn mask(length_bits: u8) -> $bits {
-                let host_bits = <$bits>::BITS - u32::from(length_bits);
-                <$bits>::MAX.checked_shl(host_bits).unwrap_or(0)
-            }
-
-            fn following(self) -> Option<Self> {
-                self.to_bits().checked_add(1).map(Self::from_bits)
-            }
-        }
-    };
-}
-
-family!(Ipv4Addr, V4, u32, "an IPv4 prefix such as 10.5.0.0/16");
-family!(Ipv6Addr, V6, u128, "an IPv6 prefix such as fd00:5::/48");
+use crate::packet::IpAddress;
 
 /// A network of one family.
 ///
@@ -208,6 +129,8 @@ impl<A: IpAddress> FromStr for Prefix<A> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     fn prefix(text: &str) -> Prefix {

@@ -6,10 +6,11 @@
 //! changes, at most two for each peer.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::packet::{Family, IpAddress};
 use crate::route::Prefix;
 
 /// Most slots of the dense array: a /8 network cut into /28 subnets, 4 MiB. The array is asked
@@ -21,6 +22,8 @@ const DENSE_SLOTS_MAX: usize = 1 << 20;
 pub struct Peer {
     /// The subnet leased to it.
     pub subnet: Prefix,
+    /// Its IPv6 subnet, if it takes IPv6 packets.
+    pub subnet_v6: Option<Prefix<Ipv6Addr>>,
     /// Its tunnel address: public address and UDP port.
     pub address: SocketAddrV4,
     /// Whether it takes datagrams without a UDP checksum at no cost, as it says with its lease.
@@ -39,35 +42,70 @@ impl Peer {
     /// One of which nothing else is known.
     pub fn new(subnet: Prefix, address: SocketAddrV4) -> Self {
         let source_proven = AtomicBool::new(false);
-        Self { subnet, address, takes_no_checksum: false, takes_source_ports: false, source_proven }
+        Self {
+            subnet,
+            subnet_v6: None,
+            address,
+            takes_no_checksum: false,
+            takes_source_ports: false,
+            source_proven,
+        }
     }
 }
 
-/// An immutable longest-prefix-match table.
+/// An immutable longest-prefix-match table, of both families.
 #[derive(Debug)]
 pub struct Table {
-    lookup: Lookup,
-    /// In ascending order of their subnets, each subnet once.
-    peers: Box<[Arc<Peer>]>,
-    /// The peers' tunnel addresses in the same order, 6 bytes each and side by side: a packet to
-    /// one of thousands of peers loads no line of the peer itself.
-    tunnel_addresses: Box<[SocketAddrV4]>,
+    v4: Routes<Ipv4Addr>,
+    v6: Routes<Ipv6Addr>,
     /// Public addresses of the peers in ascending order, each once.
     outer_addresses: Box<[Ipv4Addr]>,
     /// Whether this is the table before any lease is known.
     pub is_provisional: bool,
 }
 
+/// Its part of one family.
+#[derive(Debug)]
+pub struct Routes<A: IpAddress> {
+    lookup: Lookup<A>,
+    /// In ascending order of their subnets, each subnet once.
+    peers: Box<[Arc<Peer>]>,
+    /// The peers' tunnel addresses in the same order, 6 bytes each and side by side: a packet to
+    /// one of thousands of peers loads no line of the peer itself.
+    tunnel_addresses: Box<[SocketAddrV4]>,
+}
+
+/// A family that the table has routes of.
+pub trait Routed: Family {
+    /// Those routes.
+    fn routes(table: &Table) -> &Routes<Self>;
+}
+
+impl Routed for Ipv4Addr {
+    #[inline(always)]
+    fn routes(table: &Table) -> &Routes<Self> {
+        &table.v4
+    }
+}
+
+impl Routed for Ipv6Addr {
+    #[inline(always)]
+    fn routes(table: &Table) -> &Routes<Self> {
+        &table.v6
+    }
+}
+
 /// Slots hold a peer's index plus one; zero is "no route".
 #[derive(Debug)]
-enum Lookup {
+enum Lookup<A> {
     Dense {
-        base: u32,
-        host_bits: u32,
+        base: A,
+        host_bits: u8,
         slots: Box<[u32]>,
     },
-    /// From each address on, up to the next one's, this slot. In ascending order; the first is 0.
-    Cuts(Box<[(u32, u32)]>),
+    /// From each address on, up to the next one's, this slot. In ascending order; the first is that
+    /// of no bits.
+    Cuts(Box<[(A, u32)]>),
 }
 
 impl Table {
@@ -78,20 +116,15 @@ impl Table {
     }
 
     /// Builds a table; of several peers with the same subnet, the last one wins.
-    pub fn build(mut peers: Vec<Arc<Peer>>) -> Self {
-        // Stable, so equal subnets keep their order and the last of each run is the winner.
-        peers.sort_by_key(|peer| peer.subnet);
-        peers.reverse();
-        peers.dedup_by_key(|peer| peer.subnet);
-        peers.reverse();
-
-        let mut outer_addresses: Vec<_> = peers.iter().map(|peer| *peer.address.ip()).collect();
+    pub fn build(peers: Vec<Arc<Peer>>) -> Self {
+        let v4 = Routes::build(peers.into_iter().map(|peer| (peer.subnet, peer)).collect());
+        let of_v6 = |peer: &Arc<Peer>| Some((peer.subnet_v6?, Arc::clone(peer)));
+        let mut outer_addresses: Vec<_> = v4.peers.iter().map(|peer| *peer.address.ip()).collect();
         outer_addresses.sort_unstable();
         outer_addresses.dedup();
         Self {
-            lookup: Lookup::build(&peers),
-            tunnel_addresses: peers.iter().map(|peer| peer.address).collect(),
-            peers: peers.into_boxed_slice(),
+            v6: Routes::build(v4.peers.iter().filter_map(of_v6).collect()),
+            v4,
             outer_addresses: outer_addresses.into_boxed_slice(),
             is_provisional: false,
         }
@@ -99,14 +132,24 @@ impl Table {
 
     /// The peer whose subnet is the longest that holds `destination`.
     #[inline]
-    pub fn lookup(&self, destination: Ipv4Addr) -> Option<&Peer> {
-        self.peers.get(self.lookup.index(destination) as usize).map(|peer| &**peer)
+    pub fn lookup<A: Routed>(&self, destination: A) -> Option<&Peer> {
+        let routes = A::routes(self);
+        routes.peers.get(routes.lookup.index(destination) as usize).map(|peer| &**peer)
     }
 
     /// Where packets to `destination` go: the address of the peer that [`Self::lookup`] finds.
     #[inline]
-    pub fn tunnel_address(&self, destination: Ipv4Addr) -> Option<SocketAddrV4> {
-        self.tunnel_addresses.get(self.lookup.index(destination) as usize).copied()
+    pub fn tunnel_address<A: Routed>(&self, destination: A) -> Option<SocketAddrV4> {
+        let routes = A::routes(self);
+        routes.tunnel_addresses.get(routes.lookup.index(destination) as usize).copied()
+    }
+
+    /// The peer whose subnet holds a pod of either family.
+    pub fn owner(&self, pod: IpAddr) -> Option<&Peer> {
+        match pod {
+            IpAddr::V4(pod) => self.lookup(pod),
+            IpAddr::V6(pod) => self.lookup(pod),
+        }
     }
 
     /// Whether any peer has this public address, at whichever port.
@@ -115,22 +158,36 @@ impl Table {
         self.outer_addresses.binary_search(&outer).is_ok()
     }
 
-    /// The peers in ascending order of their subnets.
+    /// The peers in ascending order of their IPv4 subnets.
     pub fn peers(&self) -> &[Arc<Peer>] {
-        &self.peers
+        &self.v4.peers
     }
 }
 
-impl Lookup {
+impl<A: IpAddress> Routes<A> {
+    fn build(mut leased: Vec<(Prefix<A>, Arc<Peer>)>) -> Self {
+        // Stable, so equal subnets keep their order and the last of each run is the winner.
+        leased.sort_by_key(|(subnet, _)| *subnet);
+        leased.reverse();
+        leased.dedup_by_key(|(subnet, _)| *subnet);
+        leased.reverse();
+        let subnets: Vec<_> = leased.iter().map(|(subnet, _)| *subnet).collect();
+        Self {
+            lookup: Lookup::build(&subnets),
+            tunnel_addresses: leased.iter().map(|(_, peer)| peer.address).collect(),
+            peers: leased.into_iter().map(|(_, peer)| peer).collect(),
+        }
+    }
+}
+
+impl<A: IpAddress> Lookup<A> {
     /// The peer's index, or `u32::MAX` if there is no route.
     #[inline]
-    fn index(&self, destination: Ipv4Addr) -> u32 {
-        let destination = destination.to_bits();
+    fn index(&self, destination: A) -> u32 {
         let slot = match self {
             Self::Dense { base, host_bits, slots } => {
-                // Below the base, the difference wraps around to beyond the last slot.
-                let offset = destination.wrapping_sub(*base) >> host_bits;
-                slots.get(offset as usize).copied().unwrap_or(0)
+                // From below the base it is farther than the last slot.
+                slots.get(destination.blocks_from(*base, *host_bits)).copied().unwrap_or(0)
             }
             Self::Cuts(cuts) => {
                 let behind = cuts.partition_point(|(start, _)| *start <= destination);
@@ -140,48 +197,51 @@ impl Lookup {
         slot.wrapping_sub(1)
     }
 
-    /// `peers` is in ascending order of subnets, each once.
-    fn build(peers: &[Arc<Peer>]) -> Self {
-        Self::build_dense(peers).unwrap_or_else(|| Self::build_cuts(peers))
+    /// `subnets` are in ascending order, each once.
+    fn build(subnets: &[Prefix<A>]) -> Self {
+        Self::build_dense(subnets).unwrap_or_else(|| Self::build_cuts(subnets))
     }
 
     /// The dense array, if the subnets don't overlap or lie too far apart. Its slots are as long as
     /// the longest prefix; a shorter one takes several.
-    fn build_dense(peers: &[Arc<Peer>]) -> Option<Self> {
-        let Some(first) = peers.first() else {
-            return Some(Self::Dense { base: 0, host_bits: 0, slots: Box::default() });
+    fn build_dense(subnets: &[Prefix<A>]) -> Option<Self> {
+        let zero = A::of_bits(A::mask(0));
+        let Some(first) = subnets.first() else {
+            return Some(Self::Dense { base: zero, host_bits: 0, slots: Box::default() });
         };
-        let longest =
-            peers.iter().map(|peer| peer.subnet.length_bits()).max().filter(|&l| l > 0)?;
-        let host_bits = 32 - u32::from(longest);
-        let base = first.subnet.network().to_bits();
-        let slots_of = |subnet: Prefix| {
-            let slot = |address: Ipv4Addr| ((address.to_bits() - base) >> host_bits) as usize;
-            slot(subnet.network())..slot(subnet.last()) + 1
+        let longest = subnets.iter().map(|subnet| subnet.length_bits()).max().filter(|&l| l > 0)?;
+        let (base, host_bits) = (first.network(), A::BITS - longest);
+        let slots_of = |subnet: &Prefix<A>| {
+            let slot = |address: A| address.blocks_from(base, host_bits);
+            // What can't be counted is too far apart.
+            slot(subnet.network())..slot(subnet.last()).saturating_add(1)
         };
-        let slots_len = peers.iter().map(|peer| slots_of(peer.subnet).end).max()?;
-        let filled: usize = peers.iter().map(|peer| slots_of(peer.subnet).len()).sum();
-        if slots_len > DENSE_SLOTS_MAX || filled > slots_len {
+        let slots_len = subnets.iter().map(|subnet| slots_of(subnet).end).max()?;
+        if slots_len > DENSE_SLOTS_MAX {
+            return None;
+        }
+        let filled: usize = subnets.iter().map(|subnet| slots_of(subnet).len()).sum();
+        if filled > slots_len {
             return None;
         }
         let mut slots = vec![0; slots_len].into_boxed_slice();
         // A prefix comes before all that refine it, should there be any.
-        for (slot, peer) in (1..).zip(peers) {
-            slots[slots_of(peer.subnet)].fill(slot);
+        for (slot, subnet) in (1..).zip(subnets) {
+            slots[slots_of(subnet)].fill(slot);
         }
         Some(Self::Dense { base, host_bits, slots })
     }
 
-    fn build_cuts(peers: &[Arc<Peer>]) -> Self {
-        let mut cuts = BTreeMap::from([(0, 0)]);
+    fn build_cuts(subnets: &[Prefix<A>]) -> Self {
+        let mut cuts = BTreeMap::from([(A::of_bits(A::mask(0)), 0)]);
         // A prefix comes before all that refine it: behind each the slot of the one around it goes
         // on, unless something begins there.
-        for (slot, peer) in (1..).zip(peers) {
-            if let Some(behind) = peer.subnet.last().to_bits().checked_add(1) {
+        for (slot, subnet) in (1..).zip(subnets) {
+            if let Some(behind) = subnet.last().following() {
                 let around = cuts.range(..=behind).next_back().map_or(0, |(_, slot)| *slot);
                 cuts.insert(behind, around);
             }
-            cuts.insert(peer.subnet.network().to_bits(), slot);
+            cuts.insert(subnet.network(), slot);
         }
         Self::Cuts(cuts.into_iter().collect())
     }

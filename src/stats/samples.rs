@@ -23,7 +23,7 @@ pub struct DroppedPacket<'a> {
     pub now_ns: u64,
     /// The peer that sent it or was to get it, if that is known.
     pub peer: Option<SocketAddrV4>,
-    /// The packet, from its IPv4 header on, as far as it is at hand.
+    /// The packet, from its IP header on, as far as it is at hand.
     pub packet: &'a [u8],
 }
 

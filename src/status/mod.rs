@@ -203,8 +203,9 @@ pub struct LeaseIpv6 {
     pub network: Prefix<Ipv6Addr>,
     /// This host's part of it.
     pub subnet: Prefix<Ipv6Addr>,
-    /// The address that peers send to.
-    pub public_ip: Ipv6Addr,
+    /// The address that peers send to, if that is of IPv6: the udp backend's is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub public_ip: Option<Ipv6Addr>,
 }
 
 /// What tells a datagram of the tunnel from others.

@@ -1,17 +1,19 @@
 //! `weft drops`: which packets the workers drop, as they do it, with the reason and where to look.
 
+use std::array::from_fn;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
 use crate::control::clock::format_rfc3339;
-use crate::packet::ipv4::protocol::{ICMP, TCP, UDP};
+use crate::packet::Family as _;
+use crate::packet::header::protocol::{ICMP, ICMPV6, TCP, UDP};
 use crate::stats::{DropReason, SAMPLE_BYTES_MAX};
 use crate::status::{Drops, SCHEMA, Sample, Way};
 use crate::tool::arguments::{DropsArguments, Output};
@@ -176,29 +178,58 @@ impl<'a> Dropped<'a> {
 
 /// `10.5.1.2:53 > 10.5.2.3:4000 UDP, 84 bytes`, from what may be cut or no packet at all.
 fn described(bytes: &[u8], length_bytes: u32) -> String {
-    let Some(header) = bytes.first_chunk::<20>().filter(|header| header[0] >> 4 == 4) else {
+    let Some(Ends { addresses: [source, destination], protocol, ports_at }) = Ends::of(bytes)
+    else {
         let hex: String = bytes.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
-        return format!("no IPv4 packet, {length_bytes} bytes: {hex}");
+        return format!("no IP packet, {length_bytes} bytes: {hex}");
     };
-    let address = |at: usize| Ipv4Addr::from([0, 1, 2, 3].map(|nth| header[at + nth]));
-    let (source, destination, protocol) = (address(12), address(16), header[9]);
-    let header_bytes = usize::from(header[0] & 0xf) * 4;
-    let is_first = header[6] & 0x1f == 0 && header[7] == 0;
-    let port = |at: usize| {
-        let has_ports = is_first && matches!(protocol, TCP | UDP) && header_bytes >= 20;
-        let at = header_bytes + at;
-        let two: [u8; 2] = bytes.get(at..at + 2).filter(|_| has_ports)?.try_into().ok()?;
-        Some(format!(":{}", u16::from_be_bytes(two)))
+    let ports = ports_at.filter(|_| matches!(protocol, TCP | UDP));
+    let ports: Option<[u8; 4]> = ports.and_then(|at| bytes.get(at..)?.first_chunk()).copied();
+    let [from, to] = match ports {
+        None => [source, destination].map(|address| address.to_string()),
+        Some([a, b, c, d]) => {
+            let [from, to] = [[a, b], [c, d]].map(u16::from_be_bytes);
+            [(source, from), (destination, to)].map(|end| SocketAddr::from(end).to_string())
+        }
     };
     let protocol = match protocol {
         ICMP => "ICMP".to_owned(),
+        ICMPV6 => "ICMPv6".to_owned(),
         TCP => "TCP".to_owned(),
         UDP => "UDP".to_owned(),
         other => format!("protocol {other}"),
     };
-    let fragment = if is_first { "" } else { " fragment" };
-    let (from, to) = (port(0).unwrap_or_default(), port(2).unwrap_or_default());
-    format!("{source}{from} > {destination}{to} {protocol}{fragment}, {length_bytes} bytes")
+    let fragment = if ports_at.is_some() { "" } else { " fragment" };
+    format!("{from} > {to} {protocol}{fragment}, {length_bytes} bytes")
+}
+
+/// Who sends a packet to whom, by what is there of its header.
+struct Ends {
+    addresses: [IpAddr; 2],
+    /// That of IPv6 is what follows the fixed header.
+    protocol: u8,
+    /// Where ports would be; None of a later fragment.
+    ports_at: Option<usize>,
+}
+
+impl Ends {
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let version = bytes.first()? >> 4;
+        if version == Ipv6Addr::VERSION {
+            let header: &[u8; 40] = bytes.first_chunk()?;
+            let address = |at: usize| IpAddr::from(from_fn::<u8, 16, _>(|nth| header[at + nth]));
+            let (addresses, protocol) = ([address(8), address(24)], header[6]);
+            return Some(Self { addresses, protocol, ports_at: Some(header.len()) });
+        }
+        let header: &[u8; 20] = bytes.first_chunk().filter(|_| version == Ipv4Addr::VERSION)?;
+        let address = |at: usize| IpAddr::from(from_fn::<u8, 4, _>(|nth| header[at + nth]));
+        let header_bytes = usize::from(header[0] & 0xf) * 4;
+        let is_first = header[6] & 0x1f == 0 && header[7] == 0;
+        // A header that is too short has its ports nowhere.
+        let at = if header_bytes >= header.len() { header_bytes } else { usize::MAX };
+        let addresses = [address(12), address(16)];
+        Some(Self { addresses, protocol: header[9], ports_at: is_first.then_some(at) })
+    }
 }
 
 #[cfg(test)]
@@ -218,11 +249,21 @@ mod tests {
         assert_eq!(described(&packet), "10.5.1.2 > 10.5.2.3 UDP, 28 bytes");
         assert_eq!(
             described(&packet[..19]),
-            format!("no IPv4 packet, 19 bytes: {}", {
+            format!("no IP packet, 19 bytes: {}", {
                 packet[..19].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
             })
         );
-        assert_eq!(described(&[]), "no IPv4 packet, 0 bytes: ");
+        assert_eq!(described(&[]), "no IP packet, 0 bytes: ");
+
+        let mut packet = vec![0x60, 0, 0, 0, 0, 8, UDP, 64];
+        packet.extend("fd00:5::2".parse::<Ipv6Addr>().unwrap().octets());
+        packet.extend("fd00:6::3".parse::<Ipv6Addr>().unwrap().octets());
+        packet.extend([0, 53, 0x10, 0, 0, 8, 0, 0]);
+        assert_eq!(described(&packet), "[fd00:5::2]:53 > [fd00:6::3]:4096 UDP, 48 bytes");
+        assert_eq!(described(&packet[..43]), "fd00:5::2 > fd00:6::3 UDP, 43 bytes");
+        packet[6] = ICMPV6;
+        assert_eq!(described(&packet), "fd00:5::2 > fd00:6::3 ICMPv6, 48 bytes");
+        assert!(described(&packet[..39]).starts_with("no IP packet, 39 bytes: 60"));
     }
 
     #[test]

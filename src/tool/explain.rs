@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
-use crate::forward::decide::{self, Local, Refusal};
+use crate::forward::decide::{self, Leased, Local, Refusal};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
@@ -290,7 +290,7 @@ impl<'a> ThisHost<'a> {
     fn sent(&self, question: &Question, length_bytes: u16, peer: &Peer) -> LastStep {
         let (header, packet) = packet(question, length_bytes);
         let (local, table) = (self.local(false), self.table());
-        match decide::egress(&local, &table, &header, &packet, packet.len()) {
+        match decide::egress(local.host(&table), &header, &packet, packet.len()) {
             Ok(address) => {
                 let by = match peer.fast_path.is_some_and(|taken| taken.packets_sent > 0) {
                     true => "the kernel's programs or a worker send it",
@@ -323,7 +323,8 @@ impl<'a> ThisHost<'a> {
         // What an honest owner sends passes the strict check; nobody else's does.
         let (local, table) = (self.local(owner.is_some()), self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
-        match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet, &mut None) {
+        match decide::ingress(local.host(&table), sender, Ecn::NotEct, &header, &packet, &mut None)
+        {
             Ok(_) if owner.is_none() => Ok(format!(
                 "no lease covers {}: it is delivered, whoever sends it, unless this weftd has \
                  --peer-check=strict, which drops it as src-not-leased",
@@ -345,8 +346,8 @@ impl<'a> ThisHost<'a> {
 
     fn local(&self, is_strict: bool) -> Local {
         let Self { underlay, mtu_bytes, lease: Lease { network, subnet, .. }, .. } = *self;
-        let tun_address = subnet.network();
-        Local { network: *network, subnet: *subnet, tun_address, underlay, mtu_bytes, is_strict }
+        let v4 = Leased { network: *network, subnet: *subnet };
+        Local { v4, v6: None, underlay, mtu_bytes, is_strict }
     }
 
     fn table(&self) -> Table {
@@ -360,7 +361,7 @@ fn told(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::NetUnreachable => "network unreachable",
         ErrorKind::TimeExceeded => "time exceeded",
-        ErrorKind::FragmentationNeeded { .. } => "fragmentation needed",
+        ErrorKind::PacketTooBig { .. } => "fragmentation needed",
     }
 }
 
@@ -368,7 +369,7 @@ fn told(kind: ErrorKind) -> &'static str {
 fn packet(question: &Question, total_bytes: u16) -> (Ipv4Header, Vec<u8>) {
     let Question { source, destination, dont_fragment, .. } = *question;
     let header = Ipv4Header {
-        header_bytes: HEADER_BYTES_MIN as u8,
+        header_bytes: HEADER_BYTES_MIN as u16,
         ecn: Ecn::NotEct,
         total_bytes,
         id: 0,

@@ -119,7 +119,8 @@ fn render_store(store: &Store) -> String {
 fn render_lease(lease: &Lease) -> String {
     let Lease { network, subnet, public_ip, ipv6, .. } = lease;
     let ipv6 = ipv6.map(|LeaseIpv6 { network, subnet, public_ip }| {
-        format!("; {subnet} of {network}, public address {public_ip}")
+        let address = public_ip.map(|address| format!(", public address {address}"));
+        format!("; {subnet} of {network}{}", address.unwrap_or_default())
     });
     format!("{subnet} of {network}, public address {public_ip}{}", ipv6.unwrap_or_default())
 }

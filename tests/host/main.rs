@@ -4,6 +4,7 @@
 
 mod address_changes;
 mod dead_hosts;
+mod dual_stack;
 mod engine_errno;
 mod engine_io_uring;
 mod engine_mmsg;

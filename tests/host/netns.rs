@@ -3,7 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail as the test does")]
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use weft::host::interface::{ExternalInterface, InterfaceError, discover};
 use weft::host::listing::Listing;
 use weft::host::netlink::events::Events;
 use weft::host::netlink::{self, routes};
-use weft::host::overlay::{Overlay, OverlayDesired, OverlayError};
+use weft::host::overlay::{Overlay, OverlayDesired, OverlayError, OverlayPart};
 use weft::host::state::{LinkId, RouteProtocol, RouteSpec};
 use weft::route::Prefix;
 
@@ -298,13 +297,10 @@ fn with_tun() -> (Namespace, OverlayDesired) {
     namespace.ip("address add 192.0.2.2/24 dev eth0");
     namespace.ip("tuntap add dev flannel0 mode tun");
     let desired = OverlayDesired {
-        path_mtus: BTreeMap::new(),
         device: LinkId { index: index_of(&namespace, "flannel0"), name: "flannel0".to_owned() },
-        address: Ipv4Addr::new(10, 5, 72, 0),
         mtu_bytes: 1472,
-        network: "10.5.0.0/16".parse().unwrap(),
-        former_network: None,
-        subnet: Some("10.5.72.0/24".parse().unwrap()),
+        v4: OverlayPart::of("10.5.0.0/16".parse().unwrap(), Some("10.5.72.0/24".parse().unwrap())),
+        v6: None,
     };
     (namespace, desired)
 }
@@ -340,7 +336,7 @@ async fn hold(host: &mut HostFollower, overlay: &mut Overlay) -> OverlayError {
 }
 
 async fn reconcile(overlay: &mut Overlay) -> Vec<String> {
-    let listing = Listing::read(&[overlay.desired.network], &[]).await.unwrap();
+    let listing = Listing::read(&[overlay.desired.v4.network], &[]).await.unwrap();
     overlay.reconcile(&listing).await.unwrap()
 }
 

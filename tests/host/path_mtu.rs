@@ -2,7 +2,7 @@
 //! messages that say so of a path that is wide.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tempfile::TempDir;
 use weft::packet::checksum;
 
+use crate::kernel_backends::families::v6_subnet;
 use crate::support::cluster::{Cluster, Nodes, weftd_in};
 use crate::support::lab::{Namespace, Process, SubnetEnv, example, wait_until};
 use crate::support::overlay::{CONFIG, local_store, reserve};
 use crate::support::packet::{echo_reply, echo_requests, raw_socket, send_raw};
 use crate::support::status::Status;
-use crate::support::traffic::uninterrupted;
+use crate::support::traffic::{tcp_transfer, uninterrupted};
 
 /// TCP goes on after some 3 seconds where nothing else runs, and these tests run beside others.
 const STALL_MAX: Duration = Duration::from_secs(12);
@@ -41,8 +42,12 @@ struct Routed {
 impl Routed {
     /// weftd on host 0; on host 1 another, or a peer that moves one packet at a time.
     fn start(plain_peer: bool) -> Self {
+        Self::start_with(plain_peer, CONFIG)
+    }
+
+    fn start_with(plain_peer: bool, config: &str) -> Self {
         let files = tempfile::tempdir().expect("a directory for the test");
-        let store = local_store(files.path(), CONFIG);
+        let store = local_store(files.path(), config);
         let router = Namespace::new("router");
         let hosts = [Namespace::new("h1"), Namespace::new("h2")];
         router.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
@@ -119,6 +124,23 @@ impl Routed {
         wait_until(Duration::from_secs(5), "the pods reach each other", || {
             self.pods[0].succeeds(&["ping", "-q", "-c1", "-W0.2", &far])
         });
+    }
+
+    /// Gives the pods addresses of IPv6, and returns them.
+    fn connect_pods_v6(&self) -> [Ipv6Addr; 2] {
+        [0, 1].map(|host| {
+            self.hosts[host].exec(&["sysctl", "-qw", "net.ipv6.conf.all.forwarding=1"]);
+            let subnet = v6_subnet(&self.dir(host).join("subnet.env"));
+            let (gateway, _) = subnet.split_once('/').expect("nodes have IPv6");
+            let gateway: Ipv6Addr = gateway.parse().expect("an address");
+            let pod = Ipv6Addr::from_bits(gateway.to_bits() + 1);
+            self.hosts[host].exec(&["ip", "address", "add", &subnet, "dev", "pod0", "nodad"]);
+            let address = format!("{pod}/64");
+            self.pods[host].exec(&["ip", "address", "add", &address, "dev", "eth0", "nodad"]);
+            let via = gateway.to_string();
+            self.pods[host].exec(&["ip", "-6", "route", "add", "default", "via", &via]);
+            pod
+        })
     }
 
     /// Both links of the router take no more than this from now on.
@@ -290,6 +312,50 @@ fn plain_peer_suffices_to_find_a_narrow_path() {
     let overlay = Routed::start(true);
     println!("{:#?}", narrow_and_widen(&overlay));
     Status::settled(&overlay.dir(0));
+}
+
+/// A packet of IPv6 may always have 1,280 bytes, whatever the path takes.
+#[test]
+fn a_path_below_ipv6s_least_carries_it_in_fragments() {
+    let config = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}"#;
+    let overlay = Routed::start_with(false, config);
+    let pods = overlay.connect_pods_v6();
+    let wait_for_ping = |from: usize, payload_bytes: u16| {
+        let (to, size) = (pods[1 - from].to_string(), format!("-s{payload_bytes}"));
+        wait_until(STALL_MAX, &format!("{payload_bytes} bytes from pod {from}"), || {
+            let argv = ["ping", "-6", "-q", "-c1", "-W1", "-Mdo", &size, &to];
+            overlay.pods[from].succeeds(&argv)
+        });
+    };
+    wait_for_ping(0, 1424);
+    let limited = || {
+        // Paths are measured while pods send.
+        let to = pods[1].to_string();
+        overlay.pods[0].succeeds(&["ping", "-6", "-q", "-c1", "-W0.2", "-Mdo", "-s1424", &to]);
+        let routes = overlay.hosts[0].exec(&["ip", "-6", "route", "show", "dev", "flannel0"]);
+        routes.contains("mtu 1280")
+    };
+    // The ways out of the router alone: what comes in too long for a link is gone before it could
+    // be fragmented.
+    let narrow = |words: &[&str]| {
+        for (port, network) in [("port0", "172.20.1.0/24"), ("port1", "172.20.2.0/24")] {
+            let argv = [&["ip", "route", "replace", network, "dev", port], words].concat();
+            overlay.router.exec(&argv);
+        }
+    };
+    narrow(&["mtu", "lock", "1200"]);
+    wait_until(HEAL_MAX, "the route of IPv6 has its least MTU", limited);
+    for from in 0..2 {
+        wait_for_ping(from, 1232);
+        tcp_transfer(&overlay.pods[from], &overlay.pods[1 - from], pods[1 - from], 4 << 20, true);
+    }
+    assert!(fragments_made(&overlay.router) > 0, "nothing was fragmented");
+    narrow(&[]);
+    wait_until(HEAL_MAX, "the path is wide again", || !limited());
+    // Pods remember for ten minutes what they were told.
+    overlay.pods[0].exec(&["ip", "-6", "route", "flush", "cache"]);
+    overlay.pods[1].exec(&["ip", "-6", "route", "flush", "cache"]);
+    wait_for_ping(0, 1424);
 }
 
 /// Sends `to` the ICMP message that a datagram of the tunnel from host 0 to host 1 is too long for

@@ -112,6 +112,40 @@ proptest! {
         ip_parse::run(&bytes);
     }
 
+    /// Extension headers of every kind, number and length, and one wrong byte.
+    #[test]
+    fn ipv6_packets_parse_as_etherparse_does(
+        chain in vec((prop::sample::select(vec![0u8, 43, 44, 51, 60]), 0..4u8), 0..10),
+        protocol in prop::sample::select(vec![6u8, 17, 58, 50, 59]),
+        payload_bytes in 0..80usize, at in 0..120usize, value in any::<u8>(),
+        is_broken in any::<bool>(),
+    ) {
+        let kinds = chain.iter().map(|(kind, _)| *kind).chain([protocol]);
+        let first = kinds.clone().next().unwrap_or(protocol);
+        let mut behind = Vec::new();
+        for ((kind, length), next) in chain.iter().zip(kinds.skip(1)) {
+            let (length, bytes) = match kind {
+                44 => (0, 8),
+                51 => (length + 1, (usize::from(*length) + 3) * 4),
+                _ => (*length, (usize::from(*length) + 1) * 8),
+            };
+            behind.extend([next, length]);
+            behind.extend(vec![0; bytes - 2]);
+        }
+        behind.extend(vec![1; payload_bytes]);
+        let mut packet = vec![0x60, 0, 0, 0];
+        packet.extend((behind.len() as u16).to_be_bytes());
+        packet.extend([first, 64]);
+        packet.extend([0xfd; 32]);
+        packet.extend(behind);
+        ip_parse::run(&packet);
+        if is_broken {
+            let at = at % packet.len();
+            packet[at] = value;
+            ip_parse::run(&packet);
+        }
+    }
+
     #[test]
     fn nearly_valid_packets_parse_as_etherparse_does(
         seed in any::<u64>(), protocol in prop::sample::select(vec![1u8, 6, 17, 132]),

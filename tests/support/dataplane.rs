@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use weft::device::{LANES, Steering, Tun, TunOffload, TunnelSocket};
 use weft::engine::{Engine, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
-use weft::forward::Local;
+use weft::forward::{Leased, Local};
 use weft::offload::{
     PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
 };
-use weft::packet::checksum;
+use weft::packet::{checksum, header};
 use weft::route::{Peer, Published, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
 
@@ -96,9 +96,11 @@ pub struct Host {
 /// This host, as the worker is told.
 pub fn local(mtu_bytes: u16) -> Local {
     Local {
-        network: "10.5.0.0/16".parse().expect("a prefix"),
-        subnet: "10.5.1.0/24".parse().expect("a prefix"),
-        tun_address: TUN,
+        v4: Leased {
+            network: "10.5.0.0/16".parse().expect("a prefix"),
+            subnet: "10.5.1.0/24".parse().expect("a prefix"),
+        },
+        v6: None,
         underlay: HOST,
         mtu_bytes,
         is_strict: false,
@@ -254,7 +256,7 @@ impl PodDevice {
     }
 
     pub fn write_offloaded(&self, header: VnetHeader, header_bytes: u16, packet: &[u8]) {
-        let header = header.encode(header_bytes);
+        let header = header.encode::<Ipv4Addr>(header_bytes);
         self.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]).expect("the device is up");
     }
 
@@ -327,7 +329,7 @@ fn transport_sealed(mut packet: Vec<u8>, checksum_at: usize) -> Vec<u8> {
     packet[checksum_at..checksum_at + 2].fill(0);
     let address = |at: usize| Ipv4Addr::from_bits(u32::from_be_bytes(read_word(&packet, at)));
     let length_bytes = (packet.len() - 20) as u16;
-    let pseudo = checksum::pseudo_header(address(12), address(16), packet[9], length_bytes);
+    let pseudo = header::pseudo_header(address(12), address(16), packet[9], length_bytes);
     let field = checksum::finish(checksum::add(pseudo, checksum::sum(&packet[20..])));
     packet[checksum_at..checksum_at + 2].copy_from_slice(&field);
     packet
@@ -401,7 +403,7 @@ pub fn super_packet(
     let (header_bytes, offset) = if protocol == TCP { (52, 16) } else { (28, 6) };
     let mut packet = build(0, &payload, ACK | PSH);
     let length_bytes = (packet.len() - 20) as u16;
-    let pseudo = checksum::pseudo_header(source, destination, protocol, length_bytes);
+    let pseudo = header::pseudo_header(source, destination, protocol, length_bytes);
     let partial = checksum::finish(pseudo).map(|byte| !byte);
     packet[20 + offset..22 + offset].copy_from_slice(&partial);
     let kind = if protocol == TCP { SegmentationKind::Tcp } else { SegmentationKind::Udp };

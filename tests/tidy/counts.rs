@@ -9,26 +9,26 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 508, 4345),
-    ("backend", 6024, 60804),
+    (".", 512, 4377),
+    ("backend", 6105, 61805),
     ("bin", 15, 144),
     ("config", 1759, 18036),
-    ("daemon", 3588, 36858),
-    ("control", 5655, 56877),
+    ("daemon", 3599, 36924),
+    ("control", 5657, 56884),
     ("device", 482, 5189),
-    ("engine", 1846, 17245),
+    ("engine", 1846, 17249),
     ("fast_path", 571, 5164),
-    ("forward", 664, 6067),
-    ("host", 2742, 29021),
+    ("forward", 752, 7152),
+    ("host", 2848, 30073),
     ("netfilter", 1213, 11996),
-    ("offload", 769, 7187),
-    ("packet", 685, 6871),
+    ("offload", 843, 7808),
+    ("packet", 997, 9909),
     ("rights", 55, 575),
     ("route", 424, 4382),
     ("stats", 249, 2205),
-    ("status", 558, 3933),
-    ("sys", 1131, 12036),
-    ("tool", 5114, 54801),
+    ("status", 559, 3947),
+    ("sys", 1154, 12225),
+    ("tool", 5141, 55147),
 ];
 
 /// Lines and tokens.

@@ -107,8 +107,9 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "packet",
         &[
-            &["address", "checksum", "ecn", "limiter", "span"],
-            &["ipv4"],
+            &["address", "checksum", "ecn", "span"],
+            &["header"],
+            &["ipv4", "ipv6_header", "limiter"],
             &["icmp", "transport"],
             &["echo"],
         ],

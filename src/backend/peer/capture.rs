@@ -23,7 +23,7 @@ use super::echoes::discard;
 use super::evidence::{Evidence, Reached};
 use crate::device::ignore_outgoing;
 use crate::packet::echo::REPLY;
-use crate::packet::ipv4::protocol;
+use crate::packet::header::protocol;
 use crate::packet::transport::{TCP_HEADER_BYTES_MIN, UDP_HEADER_BYTES, tcp_flags::ACK};
 
 /// Peers that are watched at a time, and leases of each. Of more, others are each second: what was

@@ -2,8 +2,7 @@
 //! daemon may have, before anything is written to the store; `configure` configures it. Both may
 //! find leftovers of a killed predecessor.
 
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
@@ -18,16 +17,16 @@ use crate::control::lease::LeaseAttributes;
 use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
 use crate::fast_path::FastPath;
-use crate::host::mtu::overlay_mtu_bytes;
+use crate::host::mtu::{IPV6_MTU_BYTES_MIN, MtuError, no_room_for_ipv6, overlay_mtu_bytes};
 use crate::host::netlink;
-use crate::host::overlay::{Overlay, OverlayDesired};
-use crate::route::{Prefix, SOURCE_PORTS, first_source_port};
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayPart, clear_v6};
+use crate::route::{SOURCE_PORTS, first_source_port};
 use crate::status::{self, SWITCHED_OFF};
 
 use super::kernel_plane::attachment::{AttachError, Attacher};
 use super::kernel_plane::obstacle::off;
 use super::owner::Owner;
-use super::peers::announcement;
+use super::peers::{announcement, announcement_v6};
 use super::{team, tun_device};
 
 /// How long obstacles at start may be a killed predecessor's.
@@ -49,6 +48,7 @@ pub struct UdpReserved {
 #[derive(Debug)]
 pub(super) struct TunnelReserved {
     pub(super) owner: Owner,
+    has_ipv6: bool,
     pub(super) sockets: Vec<TunnelSocket>,
     pub(super) queues: Vec<Tun>,
     pub(super) mtu_bytes: u16,
@@ -72,7 +72,9 @@ impl UdpReserved {
     /// What the node publishes, its programs included, which run once it has a lease.
     pub(crate) fn attributes(&self, public_address: Ipv4Addr) -> LeaseAttributes {
         let backend_data = announcement(self.fast_path.is_ok(), self.tunnel.has_sources);
-        LeaseAttributes { backend_data, ..LeaseAttributes::udp(public_address) }
+        let backend_v6_data = announcement_v6(self.tunnel.has_ipv6);
+        let own = LeaseAttributes::udp(public_address);
+        LeaseAttributes { backend_data, backend_v6_data, ..own }
     }
 }
 
@@ -82,10 +84,12 @@ pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
 ) -> StartResult<UdpReserved> {
-    let Claim { external, network, previous_subnet, dataplane, handover } = claim;
+    let Claim { external, network, network_v6, previous_subnet, dataplane, handover } = claim;
     let DataplaneOptions { mut offload, workers, fast_path, .. } = dataplane;
     let is_kept = dataplane.keep_tunnel;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
+    let has_ipv6 = network_v6.is_some();
+    has_room_for(has_ipv6, mtu_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
     let has_sources = !dataplane.has_one_source_port && worker_count.get() > 1;
@@ -93,9 +97,19 @@ pub(crate) async fn reserve(
     let owner = Owner { port: settings.port, network };
     let inherited = tun_device::inherit(handover, owner, address, offload, worker_count).await?;
     let checked = async |(sockets, queues): (Vec<TunnelSocket>, Vec<Tun>)| {
-        let desired = desired(&queues[0], network, previous_subnet, mtu_bytes).await?;
-        Overlay::check(&desired).await?;
-        Ok(TunnelReserved { owner, sockets, queues, mtu_bytes, worker_count, offload, has_sources })
+        let v4 = OverlayPart::of(network, previous_subnet);
+        let v6 = network_v6.map(|network| OverlayPart::of(network, None));
+        Overlay::check(&desired(&queues[0], mtu_bytes, v4, v6).await?).await?;
+        Ok(TunnelReserved {
+            owner,
+            has_ipv6,
+            sockets,
+            queues,
+            mtu_bytes,
+            worker_count,
+            offload,
+            has_sources,
+        })
     };
     let once = async || {
         let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
@@ -129,13 +143,33 @@ pub(crate) async fn reserve(
     Ok(UdpReserved { settings: *settings, tunnel, fast_path })
 }
 
-/// Gives the device its address and the route.
+/// Gives the device its addresses and the routes.
 pub(super) async fn configure(setup: &Setup, mtu_bytes: u16, tun: &Tun) -> StartResult<Overlay> {
-    let (network, former_network) = (setup.network, setup.former_network);
-    let desired = desired(tun, network, Some(setup.subnet), mtu_bytes).await?;
-    let desired = OverlayDesired { former_network, ..desired };
+    let (v4, v6) = parts(setup);
+    let desired = desired(tun, mtu_bytes, v4, v6).await?;
+    if let (None, [_, Some(former)]) = (&desired.v6, setup.networks_v6) {
+        clear_v6(&desired.device, former).await?;
+    }
     patiently(async || Ok(Overlay::check(&desired).await?)).await?;
     Ok(Overlay::establish(desired).await?)
+}
+
+/// What the device has of each family.
+fn parts(setup: &Setup) -> (OverlayPart<Ipv4Addr>, Option<OverlayPart<Ipv6Addr>>) {
+    let former_network = setup.former_network;
+    let v4 = OverlayPart { former_network, ..OverlayPart::of(setup.network, Some(setup.subnet)) };
+    let [network, former_network] = setup.networks_v6;
+    let v6 = network.map(|network| OverlayPart::of(network, setup.subnet_v6));
+    (v4, v6.map(|v6| OverlayPart { former_network, ..v6 }))
+}
+
+/// Whether an overlay of this MTU can carry IPv6, if it is to.
+pub(super) fn has_room_for(has_ipv6: bool, mtu_bytes: u16) -> Result<(), MtuError> {
+    if has_ipv6 && mtu_bytes < IPV6_MTU_BYTES_MIN {
+        Err(no_room_for_ipv6(mtu_bytes))
+    } else {
+        Ok(())
+    }
 }
 
 /// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
@@ -167,17 +201,10 @@ fn avoids_gso(offload: OffloadChoice, release: &str) -> bool {
 /// The state that a new device must have.
 pub(super) async fn desired(
     tun: &Tun,
-    network: Prefix,
-    subnet: Option<Prefix>,
     mtu_bytes: u16,
+    v4: OverlayPart<Ipv4Addr>,
+    v6: Option<OverlayPart<Ipv6Addr>>,
 ) -> StartResult<OverlayDesired> {
-    Ok(OverlayDesired {
-        device: netlink::link_just_made(&tun.name).await?.id,
-        address: subnet.unwrap_or(network).network(),
-        mtu_bytes,
-        network,
-        former_network: None,
-        subnet,
-        path_mtus: BTreeMap::new(),
-    })
+    let device = netlink::link_just_made(&tun.name).await?.id;
+    Ok(OverlayDesired { device, mtu_bytes, v4, v6 })
 }

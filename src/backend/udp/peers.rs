@@ -26,10 +26,11 @@ pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
         let address = SocketAddrV4::new(lease.attributes.public_ip, port);
         let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
         let takes_source_ports = source_ports >= Some(SOURCE_PORTS);
+        let subnet_v6 = subnets.v6().filter(|_| takes_ipv6(lease));
         let known = all.get(&subnet).filter(|peer| peer.address == address);
         let is_same = |peer: &Peer| {
-            (peer.takes_no_checksum, peer.takes_source_ports)
-                == (takes_no_checksum, takes_source_ports)
+            (peer.takes_no_checksum, peer.takes_source_ports, peer.subnet_v6)
+                == (takes_no_checksum, takes_source_ports, subnet_v6)
         };
         peers.push(match known {
             Some(peer) if is_same(peer) => Arc::clone(peer),
@@ -37,7 +38,13 @@ pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
                 let proven = known.is_some_and(|peer| peer.source_proven.load(Ordering::Relaxed));
                 let source_proven = AtomicBool::new(proven);
                 let new = Peer::new(subnet, address);
-                Arc::new(Peer { takes_no_checksum, takes_source_ports, source_proven, ..new })
+                Arc::new(Peer {
+                    subnet_v6,
+                    takes_no_checksum,
+                    takes_source_ports,
+                    source_proven,
+                    ..new
+                })
             }
         });
     }
@@ -76,6 +83,32 @@ pub(super) fn announcement(has_programs: bool, takes_source_ports: bool) -> Opti
     let said = Announcement { version: VERSION, takes_no_checksum: has_programs, source_ports };
     let is_something = has_programs || source_ports.is_some();
     RawJson::of(&said).ok().filter(|_| is_something)
+}
+
+/// What a udp node with an IPv6 subnet says in `BackendV6Data`, which flannel's udp nodes never
+/// have: that it takes IPv6 packets through the tunnel.
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
+#[serde(default)]
+struct AnnouncementV6 {
+    /// As [`Announcement::version`].
+    #[serde(rename = "Version")]
+    version: u16,
+    /// Whether its workers take them.
+    #[serde(rename = "TakesIPv6")]
+    takes_ipv6: bool,
+}
+
+/// What this node publishes of IPv6, if it has any.
+pub(super) fn announcement_v6(has_ipv6: bool) -> Option<RawJson> {
+    let said = AnnouncementV6 { version: VERSION, takes_ipv6: true };
+    RawJson::of(&said).ok().filter(|_| has_ipv6)
+}
+
+/// Whether a peer takes IPv6 packets.
+fn takes_ipv6(lease: &Lease) -> bool {
+    let data = lease.attributes.backend_v6_data.as_ref();
+    let said = data.and_then(|data| serde_json::from_str(data.0.get()).ok());
+    said.is_some_and(|AnnouncementV6 { takes_ipv6, .. }| takes_ipv6)
 }
 
 /// What a peer says. One that says it in a way that nobody knows says nothing.

@@ -15,6 +15,7 @@ use crate::backend::peer::health::{Health, Manner};
 use crate::backend::status::{Taken, send_if_new};
 use crate::device::TunnelSocket;
 use crate::failure::lock;
+use crate::host::mtu::IPV6_MTU_BYTES_MIN;
 use crate::packet::echo::Reply;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::WorkerStats;
@@ -87,6 +88,16 @@ impl Prober {
         }
     }
 
+    /// Whether the path to a peer takes less than a packet of IPv6 may always have (RFC 8200,
+    /// section 5): those go in fragments.
+    fn has_path_below_ipv6(&self, table: &Table) -> bool {
+        let is_below = |peer: &Arc<Peer>| {
+            let limit = peer.subnet_v6.and_then(|_| self.limits.get(&peer.subnet));
+            limit.is_some_and(|bytes| *bytes < IPV6_MTU_BYTES_MIN)
+        };
+        table.peers().iter().any(is_below)
+    }
+
     /// Measures until `limits` have changed. Cancel-safe: waiting is all that it does in
     /// between. `interfaces` are the tunnel's and the external one.
     pub(super) async fn changed(
@@ -98,7 +109,9 @@ impl Prober {
         loop {
             // With Don't Fragment, a narrow path that can't be measured would go unnoticed.
             let is_measuring = self.health.echoes.is_some();
-            let always_fragmenting = !is_measuring || self.paths.mute().next().is_some();
+            let always_fragmenting = !is_measuring
+                || self.paths.mute().next().is_some()
+                || self.has_path_below_ipv6(&routes.table.load());
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
             }

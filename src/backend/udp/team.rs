@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::Ipv6Addr;
 use std::num::{NonZero, NonZeroU16};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -19,7 +20,7 @@ use crate::engine::{
     self, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
 };
 use crate::failure::with_causes;
-use crate::forward::{IcmpLimiter, Local};
+use crate::forward::{IcmpLimiter, Leased, Local};
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
 use crate::status;
@@ -46,6 +47,8 @@ pub(super) struct Seat {
 pub(super) struct Orders {
     pub(super) owner: Owner,
     pub(super) subnet: Prefix,
+    /// Its IPv6 part, if it has one.
+    pub(super) leased_v6: Option<Leased<Ipv6Addr>>,
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
     pub(super) engine: Option<Engine>,
@@ -88,9 +91,8 @@ impl Team {
                 bulk: queues.by_ref().take(lanes.saturating_sub(1)).collect(),
                 socket: Arc::clone(&seat.socket),
                 local: Local {
-                    network: orders.owner.network,
-                    subnet: orders.subnet,
-                    tun_address: orders.subnet.network(),
+                    v4: Leased { network: orders.owner.network, subnet: orders.subnet },
+                    v6: orders.leased_v6,
                     underlay: seat.socket.address,
                     mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
                     is_strict: orders.is_strict,

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::{Ipv6Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -24,17 +24,18 @@ use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunnelSocket};
 use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
-use crate::host::follower::HostFollower;
+use crate::forward::Leased;
+use crate::host::follower::{Following, HostFollower};
 use crate::host::listing::Listing;
-use crate::host::mtu::followed_mtu_bytes;
+use crate::host::mtu::{IPV6_MTU_BYTES_MIN, followed_mtu_bytes};
 use crate::host::netlink::devices::{limit_address_now, remove_link_now};
-use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
-use crate::route::{Prefix, Published};
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, OverlayPart};
+use crate::route::{Peer, Prefix, Published, Table};
 use crate::status::{FastPath, TunnelEnd, Worker};
 
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
-use super::open::{TunnelReserved, configure, desired, open_sources};
+use super::open::{TunnelReserved, configure, desired, has_room_for, open_sources};
 use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
@@ -76,8 +77,10 @@ impl Tunnel {
         taken: Arc<Taken>,
     ) -> StartResult<Self> {
         let TunnelReserved { owner, queues, mtu_bytes, worker_count, offload, .. } = reserved;
-        let subnet = setup.subnet;
-        let host = HostFollower::new(setup.following(vec![owner.network], INTERFACE_PERIOD))?;
+        let (subnet, leased_v6) = (setup.subnet, leased_v6(setup));
+        let following = setup.following(vec![owner.network], INTERFACE_PERIOD);
+        let networks_v6 = leased_v6.map(|leased| leased.network).into_iter().collect();
+        let host = HostFollower::new(Following { networks_v6, ..following })?;
         let overlay = configure(setup, mtu_bytes, &queues[0]).await?;
         let is_kept = setup.dataplane.keep_tunnel;
         tun_device::settle(&queues[0], owner, is_kept).await?;
@@ -89,6 +92,7 @@ impl Tunnel {
         let orders = Orders {
             owner,
             subnet,
+            leased_v6,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
             engine: team::settle_engine(setup.dataplane.engine),
             comes_first: !setup.dataplane.workers_are_ordinary,
@@ -236,7 +240,10 @@ impl Tunnel {
         let external = self.host.external();
         let (name, external_bytes) = (&external.name, external.mtu_bytes);
         let (device, from) = (&self.overlay.desired.device.name.clone(), self.mtu_bytes);
-        let mtu_bytes = match followed_mtu_bytes(external_bytes, self.settings.mtu_bytes) {
+        let has_ipv6 = self.overlay.desired.v6.is_some();
+        let followed = followed_mtu_bytes(external_bytes, self.settings.mtu_bytes)
+            .and_then(|bytes| has_room_for(has_ipv6, bytes).map(|()| bytes));
+        let mtu_bytes = match followed {
             Ok(mtu_bytes) => mtu_bytes,
             Err(error) => {
                 let text = format!("the MTU of {device} stays {from}: {error}");
@@ -269,11 +276,13 @@ impl Tunnel {
     /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
     async fn follow_paths(&mut self) -> Result<(), OverlayError> {
         let limits = &self.prober.limits;
-        if *limits == self.overlay.desired.path_mtus {
+        let limits_v6 = limits_v6(limits, &self.orders.routes.table.load());
+        let (v4, v6) = (&self.overlay.desired.v4, self.overlay.desired.v6.as_ref());
+        if *limits == v4.path_mtus && v6.is_none_or(|v6| limits_v6 == v6.path_mtus) {
             return Ok(());
         }
         let lines = self.path_changes(limits);
-        self.overlay.limit_paths(limits.clone()).await?;
+        self.overlay.limit_paths(limits.clone(), limits_v6).await?;
         lines.iter().for_each(|line| warn!("{line}"));
         Ok(())
     }
@@ -281,7 +290,7 @@ impl Tunnel {
     /// Log lines for the paths whose limit differs from `limits`: an uplink that became narrow is
     /// one event.
     fn path_changes(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
-        let before = &self.overlay.desired.path_mtus;
+        let before = &self.overlay.desired.v4.path_mtus;
         let (table, mtu_bytes) = (self.orders.routes.table.load(), self.mtu_bytes);
         let interface = &self.host.external().name;
         let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
@@ -337,7 +346,8 @@ impl Tunnel {
         });
         send_if_new(&self.ground, ground);
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
-        let wrong = self.stays.as_ref().or_else(|| self.host.lost_address()).cloned();
+        let wrong = self.stays.as_ref().or_else(|| self.host.lost_address());
+        let wrong = wrong.or(self.overlay.wrong_v6.as_ref()).cloned();
         self.reporter.state(|state| {
             (state.is_up, state.wrong, state.workers) = (true, wrong, workers);
             state.tunnel = Some(TunnelEnd::Udp(self.seats[0].socket.address));
@@ -404,11 +414,9 @@ impl Tunnel {
         }
         tun_device::remove_held(name).await?;
         let queues = open_queues(name, self.offload, self.worker_count)?;
-        let subnet = Some(self.orders.subnet);
         tun_device::settle(&queues[0], self.orders.owner, self.is_kept).await?;
-        let network = self.orders.owner.network;
-        let mut desired = desired(&queues[0], network, subnet, self.mtu_bytes).await?;
-        desired.path_mtus.clone_from(&self.prober.limits);
+        let OverlayDesired { v4, v6, .. } = self.overlay.desired.clone();
+        let desired = desired(&queues[0], self.mtu_bytes, v4, v6).await?;
         self.overlay = Overlay::establish(desired).await?;
         self.handover.offer(duplicates(&queues, &self.seats));
         self.team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
@@ -419,15 +427,33 @@ impl Tunnel {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         // After that nothing carries what the routes bring, and they would be in flanneld's way.
-        let OverlayDesired { device, address, .. } = &self.overlay.desired;
-        if self.is_kept
-            && !self.handover.keeps_workers()
-            && let Err(error) = limit_address_now(device, *address, LIFE_BETWEEN)
-        {
-            warn!("{device} stays as it is, with its routes: {error}");
+        let OverlayDesired { device, v4, v6, .. } = &self.overlay.desired;
+        if self.is_kept && !self.handover.keeps_workers() {
+            let limited = limit_address_now(device, v4.address(), LIFE_BETWEEN).and_then(|()| {
+                let v6 = v6.as_ref().map(OverlayPart::address);
+                v6.map_or(Ok(()), |address| limit_address_now(device, address, LIFE_BETWEEN))
+            });
+            if let Err(error) = limited {
+                warn!("{device} stays as it is, with its routes: {error}");
+            }
         }
         self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
     }
+}
+
+/// What this host has of IPv6.
+fn leased_v6(setup: &Setup) -> Option<Leased<Ipv6Addr>> {
+    let [network, _] = setup.networks_v6;
+    network.zip(setup.subnet_v6).map(|(network, subnet)| Leased { network, subnet })
+}
+
+/// What paths take less than the device, by the IPv6 subnets at their ends. A route of IPv6 has no
+/// MTU below its least: what is longer than its path, the workers' kernel fragments.
+fn limits_v6(limits: &BTreeMap<Prefix, u16>, table: &Table) -> BTreeMap<Prefix<Ipv6Addr>, u16> {
+    let of = |peer: &Arc<Peer>| {
+        Some((peer.subnet_v6?, (*limits.get(&peer.subnet)?).max(IPV6_MTU_BYTES_MIN)))
+    };
+    table.peers().iter().filter_map(of).collect()
 }
 
 /// The descriptors of a tunnel, for another process; nothing if this one may not have so many.

@@ -207,12 +207,14 @@ impl Node {
         let overwrite = self.overwrite().ok().flatten();
         let public_ip = overwrite.unwrap_or(attributes.public_ip).to_string();
         // Those of IPv6 go when the node has none any more.
-        let of_v6 = attributes.public_ipv6.map(|public_ipv6| {
+        let public_ipv6 = attributes.public_ipv6.map(|public_ipv6| {
             let overwrite = self.said("public-ipv6-overwrite").parse().ok();
             let public_ipv6: Ipv6Addr = overwrite.unwrap_or(public_ipv6);
-            (public_ipv6.to_string(), text(&attributes.backend_v6_data))
+            public_ipv6.to_string()
         });
-        let (public_ipv6, backend_v6_data) = of_v6.unzip();
+        let data = &attributes.backend_v6_data;
+        let has_v6 = public_ipv6.is_some() || data.is_some();
+        let backend_v6_data = has_v6.then(|| text(data));
         let mut wanted = vec![
             ("kube-subnet-manager", Some("true".to_owned())),
             ("backend-type", Some(attributes.backend_type.in_lease().to_owned())),

@@ -87,6 +87,14 @@ fn patch_contains_only_differences() {
     let expected = format!(r#"{{"metadata":{{"annotations":{{"{P}public-ipv6":null}}}}}}"#);
     let said = found.annotation_patch(&lease.attributes, P);
     assert_eq!(said, Some(expected), "others send IPv6 to a node that has none any more");
+    // A tunnel over IPv4 that carries IPv6.
+    let backend_v6_data = RawJson::from_text(r#"{"Version":1}"#.to_owned()).ok();
+    let found = parse(&node(vxlan(), json!({})));
+    let both = LeaseAttributes { backend_v6_data, ..lease.attributes.clone() };
+    let expected = json!({"metadata": {"annotations": {
+        format!("{P}backend-v6-data"): r#"{"Version":1}"#
+    }}});
+    assert_eq!(found.annotation_patch(&both, P), Some(expected.to_string()));
     let mut overwritten = vxlan();
     overwritten[format!("{P}public-ip-overwrite")] = "198.51.100.7".into();
     let found = parse(&node(overwritten, json!({})));

@@ -1,6 +1,7 @@
 //! Every branch of the two verdicts and of the choice of an error's source, on literal values.
 
 use super::*;
+use crate::forward::Leased;
 use crate::forward::decide::{self, Refusal};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
@@ -11,7 +12,7 @@ type Egressed = Result<SocketAddrV4, (DropReason, Option<ErrorKind>)>;
 
 fn egress_of(packet: &[u8], largest_bytes: usize) -> Egressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    let verdict = decide::egress(&local(), &table(), &header, packet, largest_bytes);
+    let verdict = decide::egress(local().host(&table()), &header, packet, largest_bytes);
     verdict.map_err(|Refusal { reason, answer }| (reason, answer))
 }
 
@@ -65,7 +66,7 @@ fn egress_verdicts() {
 fn egress_verdicts_by_size() {
     let fragmentable = with(udp(POD, FAR, &[7; 32]), 6, &[0, 0]);
     let whole = with(fragmentable.clone(), 6, &[0x40, 0]);
-    let kind = ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: 1472 };
+    let kind = ErrorKind::PacketTooBig { next_hop_mtu_bytes: 1472 };
     assert_eq!(egress_of(&whole, 1472), Ok(PEER));
     assert_eq!(egress_of(&whole, 1473), Err((DropReason::DontFragmentMtu, Some(kind))));
     assert_eq!(egress_of(&fragmentable, 1472), Ok(PEER));
@@ -77,7 +78,8 @@ type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
 
 fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    let verdict = decide::ingress(&local(), table, sender, Ecn::NotEct, &header, packet, &mut None);
+    let verdict =
+        decide::ingress(local().host(table), sender, Ecn::NotEct, &header, packet, &mut None);
     let endpoint_of = |kind| {
         assert_eq!(kind, ErrorKind::TimeExceeded, "no answer to the network");
         table.tunnel_address(header.source).expect("the source is leased")
@@ -151,7 +153,7 @@ fn ingress_verdicts() {
 fn a_mark_that_nobody_can_carry_drops() {
     let verdict = |outer_ecn: Ecn, packet: &[u8]| {
         let header = Ipv4Header::parse(packet).unwrap();
-        decide::ingress(&local(), &table(), PEER, outer_ecn, &header, packet, &mut None)
+        decide::ingress(local().host(&table()), PEER, outer_ecn, &header, packet, &mut None)
     };
     let reason = |outer_ecn: Ecn, packet: &[u8]| {
         verdict(outer_ecn, packet).err().filter(|it| it.answer.is_none()).map(|it| it.reason)
@@ -196,7 +198,7 @@ fn the_strict_check_wants_lease_address_and_port() {
         let packet = with(udp(FAR, POD, &[7; 32]), 12, &source);
         let header = Ipv4Header::parse(&packet).unwrap();
         let sender = sender.parse().unwrap();
-        decide::ingress(local, &table, sender, Ecn::NotEct, &header, &packet, &mut None)
+        decide::ingress(local.host(&table), sender, Ecn::NotEct, &header, &packet, &mut None)
     };
     let reason = |sender: &str, source: [u8; 4]| {
         let refusal = verdict(&strict, sender, source).err();
@@ -219,8 +221,9 @@ fn the_strict_check_wants_lease_address_and_port() {
 #[test]
 fn an_errors_source_is_a_foreign_overlay_address() {
     let source = |local: &Local, destination: &str| {
-        let chosen = local.error_source(destination.parse().unwrap());
-        assert!(!local.is_own_address(chosen), "{destination}: {chosen} is ours");
+        let chosen = local.v4.error_source(destination.parse().unwrap());
+        let own = [local.v4.tun_address(), *local.underlay.ip()];
+        assert!(!own.contains(&chosen), "{destination}: {chosen} is ours");
         chosen.to_string()
     };
     let usual = local();
@@ -228,11 +231,8 @@ fn an_errors_source_is_a_foreign_overlay_address() {
     assert_eq!(source(&usual, "10.5.99.1"), "10.5.99.0");
     assert_eq!(source(&usual, "10.5.1.9"), "10.5.0.0", "our own subnet: the overlay's first");
     assert_eq!(source(&usual, "8.8.8.8"), "10.5.0.0", "outside: the overlay's first");
-    let first = Local {
-        subnet: "10.5.0.0/24".parse().unwrap(),
-        tun_address: Ipv4Addr::new(10, 5, 0, 0),
-        ..usual
-    };
+    let v4 = Leased { subnet: "10.5.0.0/24".parse().unwrap(), ..usual.v4 };
+    let first = Local { v4, ..usual };
     assert_eq!(source(&first, "8.8.8.8"), "10.5.1.0", "ours is the first: the one after it");
     assert_eq!(source(&first, "10.5.0.9"), "10.5.1.0");
     assert_eq!(source(&first, "10.5.2.9"), "10.5.2.0");

@@ -15,26 +15,26 @@ const WHOLE: [u8; VNET_HEADER_BYTES] = [0; VNET_HEADER_BYTES];
 const GSO: u16 = SEGMENTS_MAX as u16;
 
 /// An egress half with its arena, and the datagrams that it sent.
-struct Walk {
-    world: World,
-    egress: Egress,
-    arena: Vec<u8>,
-    sent: Vec<(SocketAddrV4, Vec<u8>)>,
-    rounds: usize,
+pub(super) struct Walk {
+    pub(super) world: World,
+    pub(super) egress: Egress,
+    pub(super) arena: Vec<u8>,
+    pub(super) sent: Vec<(SocketAddrV4, Vec<u8>)>,
+    pub(super) rounds: usize,
 }
 
 impl Walk {
-    fn new(segments_max: u16, headers_bytes: usize) -> Self {
+    pub(super) fn new(segments_max: u16, headers_bytes: usize) -> Self {
         let egress = Egress::new(segments_max, ROOM_BYTES);
         let arena = vec![0xa5; ROOM_BYTES + headers_bytes];
         Self { world: World::new(), egress, arena, sent: Vec::new(), rounds: 0 }
     }
 
-    fn plain() -> Self {
+    pub(super) fn plain() -> Self {
         Self::new(GSO, ROOM_BYTES)
     }
 
-    fn read(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: &[u8]) {
+    pub(super) fn read(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: &[u8]) {
         self.arena[..packet.len()].copy_from_slice(packet);
         let span = Span::new(0, packet.len());
         let mut taken =
@@ -47,7 +47,7 @@ impl Walk {
         self.send();
     }
 
-    fn send(&mut self) {
+    pub(super) fn send(&mut self) {
         let plan = &self.egress.plan;
         for (index, message) in plan.messages().iter().enumerate() {
             let before = self.sent.len();
@@ -64,7 +64,7 @@ impl Walk {
         self.egress.sent();
     }
 
-    fn errors(&mut self) -> Vec<Vec<u8>> {
+    pub(super) fn errors(&mut self) -> Vec<Vec<u8>> {
         let replies = &mut self.egress.replies;
         let errors = replies
             .iter()
@@ -78,7 +78,7 @@ impl Walk {
     }
 
     /// Every packet taken in was planned or dropped.
-    fn conserved(&self) -> bool {
+    pub(super) fn conserved(&self) -> bool {
         let out = self.sent.len() as u64 + self.world.stats.drops_total();
         self.world.stats.packets_received.get() == out
     }
@@ -88,7 +88,8 @@ fn offload(kind: SegmentationKind, segment_bytes: u16) -> [u8; VNET_HEADER_BYTES
     let offset = if kind == SegmentationKind::Tcp { 16 } else { 6 };
     let checksum = Some(PartialChecksum { start: 20, offset });
     let payload_bytes = segment_bytes.try_into().unwrap();
-    VnetHeader { checksum, segmentation: Some(Segmentation { kind, payload_bytes }) }.encode(40)
+    VnetHeader { checksum, segmentation: Some(Segmentation { kind, payload_bytes }) }
+        .encode::<Ipv4Addr>(40)
 }
 
 fn payload(bytes: usize) -> Vec<u8> {
@@ -115,11 +116,11 @@ fn a_partial_checksum_is_completed() {
         let mut partial = packet.clone();
         let at = 20 + usize::from(offset);
         let length_bytes = (packet.len() - 20) as u16;
-        let pseudo = checksum::pseudo_header(POD, FAR, packet[9], length_bytes);
+        let pseudo = header::pseudo_header(POD, FAR, packet[9], length_bytes);
         partial[at..at + 2].copy_from_slice(&checksum::finish(pseudo).map(|byte| !byte));
         let checksum = Some(PartialChecksum { start: 20, offset });
         let mut walk = Walk::plain();
-        walk.read(VnetHeader { checksum, segmentation: None }.encode(0), &partial);
+        walk.read(VnetHeader { checksum, segmentation: None }.encode::<Ipv4Addr>(0), &partial);
         assert_eq!(walk.sent, [(PEER, hop(&packet))]);
     }
 }
@@ -131,7 +132,7 @@ fn a_contradicting_offload_header_is_counted() {
     let datagram = udp(POD, FAR, &payload(3000));
     let partial = |start, offset| {
         let checksum = Some(PartialChecksum { start, offset });
-        VnetHeader { checksum, segmentation: None }.encode(0)
+        VnetHeader { checksum, segmentation: None }.encode::<Ipv4Addr>(0)
     };
     let fragment = with(datagram.clone(), 6, &[0x20, 0]);
     let long_header = with(segment.clone(), 2, &[0, 50]);

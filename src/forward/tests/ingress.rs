@@ -14,24 +14,24 @@ const ALL: CoalesceLimits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
 const NONE: CoalesceLimits = CoalesceLimits { tcp: false, udp_segments_max: 1 };
 
 /// An ingress half with its arena, and the packets that it wrote.
-struct Walk {
-    world: World,
-    ingress: Ingress,
+pub(super) struct Walk {
+    pub(super) world: World,
+    pub(super) ingress: Ingress,
     /// Of the headers around what is received.
-    outer_ecn: Ecn,
-    written: Vec<Vec<u8>>,
-    writes: usize,
+    pub(super) outer_ecn: Ecn,
+    pub(super) written: Vec<Vec<u8>>,
+    pub(super) writes: usize,
 }
 
 impl Walk {
-    fn new(limits: CoalesceLimits) -> Self {
+    pub(super) fn new(limits: CoalesceLimits) -> Self {
         let ingress = Ingress::new(limits);
         let outer_ecn = Ecn::NotEct;
         Self { world: World::new(), ingress, outer_ecn, written: Vec::new(), writes: 0 }
     }
 
     /// Takes in `bytes` as datagrams of `segment_bytes`.
-    fn receive(&mut self, sender: SocketAddrV4, segment_bytes: usize, bytes: &[u8]) {
+    pub(super) fn receive(&mut self, sender: SocketAddrV4, segment_bytes: usize, bytes: &[u8]) {
         let mut arena = bytes.to_vec();
         let batch = GroBatch {
             span: Span::new(0, bytes.len()),
@@ -48,7 +48,7 @@ impl Walk {
     }
 
     /// A GRO batch of equal datagrams, the last possibly shorter.
-    fn receive_batch(&mut self, sender: SocketAddrV4, datagrams: &[Vec<u8>]) {
+    pub(super) fn receive_batch(&mut self, sender: SocketAddrV4, datagrams: &[Vec<u8>]) {
         let segment_bytes = datagrams[0].len();
         let last = datagrams.len() - 1;
         for (index, datagram) in datagrams.iter().enumerate() {
@@ -59,7 +59,7 @@ impl Walk {
         self.receive(sender, segment_bytes, &datagrams.concat());
     }
 
-    fn write(&mut self, arena: &mut [u8]) {
+    pub(super) fn write(&mut self, arena: &mut [u8]) {
         let plan = &mut self.ingress.coalescer;
         plan.finish(arena);
         for index in 0..plan.items().len() {
@@ -70,7 +70,7 @@ impl Walk {
         plan.clear();
     }
 
-    fn errors(&mut self) -> Vec<(Option<SocketAddrV4>, Vec<u8>)> {
+    pub(super) fn errors(&mut self) -> Vec<(Option<SocketAddrV4>, Vec<u8>)> {
         let replies = &mut self.ingress.replies;
         let errors = replies.iter().map(|(endpoint, bytes)| (endpoint, bytes.to_vec()));
         let errors = errors.collect();
@@ -78,7 +78,7 @@ impl Walk {
         errors
     }
 
-    fn conserved(&self) -> bool {
+    pub(super) fn conserved(&self) -> bool {
         let out = self.written.len() as u64 + self.world.stats.drops_total();
         self.world.stats.packets_received.get() == out
     }
@@ -520,7 +520,7 @@ fn a_received_super_packet_is_written_as_one() {
     let data: Vec<u8> = (0..60_000_u32).map(|byte| byte as u8).collect();
     let whole = tcp(FAR, POD, 1, &data);
     let mut left = whole.clone();
-    let sum = checksum::pseudo_header(FAR, POD, protocol::TCP, (left.len() - 20) as u16);
+    let sum = header::pseudo_header(FAR, POD, protocol::TCP, (left.len() - 20) as u16);
     left[36..38].copy_from_slice(&checksum::partial(sum));
     let mut walk = Walk::new(ALL);
     let mut arena = left.clone();

@@ -1,7 +1,6 @@
 //! Makes devices: VXLAN devices, and pairs of which what goes into one end comes out of the other.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rtnetlink::packet_core::NLM_F_REPLACE;
@@ -13,8 +12,8 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
 
 use super::exchange::request_now;
-use super::{HOST_LENGTH_BITS, Result, add, address_message, set_link};
-use crate::host::state::{LinkId, MacAddress, Vxlan};
+use super::{Result, add, address_message, set_link};
+use crate::host::state::{KernelFamily, LinkId, MacAddress, Vxlan};
 
 /// Makes a VXLAN device, switched off.
 pub async fn add_vxlan(name: &str, vxlan: &Vxlan, mac: MacAddress, mtu_bytes: u32) -> Result {
@@ -66,11 +65,15 @@ pub fn remove_link_now(index: u32) -> io::Result<()> {
 
 /// Leaves a link its address for `life` only, for the end of a process. The routes through a link
 /// end with its last address.
-pub fn limit_address_now(link: &LinkId, address: Ipv4Addr, life: Duration) -> io::Result<()> {
+pub fn limit_address_now<A: KernelFamily>(
+    link: &LinkId,
+    address: A,
+    life: Duration,
+) -> io::Result<()> {
     let seconds = u32::try_from(life.as_secs()).unwrap_or(u32::MAX);
     let mut limit = CacheInfo::default();
     (limit.ifa_preferred, limit.ifa_valid) = (seconds, seconds);
-    let mut message = address_message(link, address, HOST_LENGTH_BITS);
+    let mut message = address_message(link, address, A::BITS);
     message.attributes.push(AddressAttribute::CacheInfo(limit));
     request_now(RouteNetlinkMessage::NewAddress(message), NLM_F_REPLACE)
 }

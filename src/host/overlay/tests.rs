@@ -13,12 +13,12 @@ const OTHER: u32 = 2;
 fn desired() -> OverlayDesired {
     OverlayDesired {
         device: LinkId { index: DEVICE, name: "flannel0".into() },
-        address: Ipv4Addr::new(10, 5, 72, 0),
         mtu_bytes: 1472,
-        network: "10.5.0.0/16".parse().unwrap(),
-        former_network: Some("10.4.0.0/16".parse().unwrap()),
-        subnet: Some("10.5.72.0/24".parse().unwrap()),
-        path_mtus: BTreeMap::new(),
+        v4: OverlayPart {
+            former_network: Some("10.4.0.0/16".parse().unwrap()),
+            ..OverlayPart::of("10.5.0.0/16".parse().unwrap(), Some("10.5.72.0/24".parse().unwrap()))
+        },
+        v6: None,
     }
 }
 
@@ -27,7 +27,7 @@ fn address(address: Ipv4Addr, prefix_length_bits: u8) -> Address {
 }
 
 fn route(interface_index: u32, metric: u32) -> Route {
-    state::route(desired().network, metric, &[interface_index])
+    state::route(desired().v4.network, metric, &[interface_index])
 }
 
 fn complete() -> Listing {
@@ -36,7 +36,7 @@ fn complete() -> Listing {
         addresses: vec![
             // Another interface's addresses are its own business.
             Address { interface_index: OTHER, ..address(Ipv4Addr::new(10, 5, 1, 1), 16) },
-            address(desired().address, 32),
+            address(desired().v4.address(), 32),
         ],
         routes: vec![route(DEVICE, 0)],
         ..Listing::default()
@@ -48,7 +48,7 @@ fn device(listing: &mut Listing) -> &mut Link {
 }
 
 fn diff_of(listing: &Listing) -> Diff {
-    desired().compare(listing, None).expect("the device is there")
+    desired().compare(listing, None).expect("the device is there").v4
 }
 
 /// The edits in a few words each.
@@ -87,7 +87,7 @@ fn apply(actual: &mut Listing, diff: &Diff) {
         let Edit::Set(step) = edit else { panic!("{edit:?}") };
         assert!(device(actual).is_up, "ENETDOWN");
         assert!(!actual.routes.iter().any(Route::is_in_our_place), "EEXIST for the route");
-        assert_eq!(step.destination, desired().network);
+        assert_eq!(step.destination, desired().v4.network);
         actual.routes.push(route(DEVICE, 0));
     }
 }
@@ -100,8 +100,9 @@ fn path_route(subnet: &str, mtu_bytes: u32) -> Route {
 #[test]
 fn only_narrow_paths_have_routes() {
     let narrow = "10.5.1.0/24".parse().unwrap();
-    let desired = OverlayDesired { path_mtus: BTreeMap::from([(narrow, 1372)]), ..desired() };
-    let paths = |listing: &Listing| spelled(&desired.compare(listing, None).unwrap());
+    let mut desired = desired();
+    desired.v4.path_mtus = BTreeMap::from([(narrow, 1372)]);
+    let paths = |listing: &Listing| spelled(&desired.compare(listing, None).unwrap().v4);
     let mut actual = complete();
     assert_eq!(paths(&actual), ["route 10.5.1.0/24 dev flannel0 mtu 1372 set"]);
     device(&mut actual).mtu_bytes = 1300;
@@ -141,7 +142,7 @@ fn routes_of_another_backend_go() {
 prop_compose! {
     fn any_address()(
         bits in prop_oneof![
-            Just(desired().address.to_bits()),
+            Just(desired().v4.address().to_bits()),
             0x0a05_0000_u32..0x0a06_0002,
             any::<u32>(),
         ],
@@ -197,15 +198,15 @@ proptest! {
         prop_assert_eq!(actions(&actual), [""; 0]);
         prop_assert!(device(&mut actual).is_up);
         let mut inside = actual.addresses.clone();
-        inside.retain(|owned| desired.network.contains(owned.address));
-        prop_assert_eq!(inside, vec![address(desired.address, 32)]);
+        inside.retain(|owned| desired.v4.network.contains(owned.address));
+        prop_assert_eq!(inside, vec![address(desired.v4.address(), 32)]);
         prop_assert!(actual.routes.iter().any(Route::is_in_our_place));
         // Whatever is not ours is as it was.
         for route in &plan.foreign_routes {
             prop_assert!(actual.routes.contains(route));
         }
         for owned in &before.addresses {
-            let is_inside = desired.networks().iter().any(|it| it.contains(owned.address));
+            let is_inside = desired.v4.networks().iter().any(|it| it.contains(owned.address));
             prop_assert!(is_inside || actual.addresses.contains(owned));
         }
     }
@@ -238,7 +239,7 @@ fn only_addresses_of_the_network_are_replaced() {
     let old = Ipv4Addr::new(10, 5, 99, 0);
     actual.addresses = vec![
         address(old, 32),
-        address(desired().address, 16),
+        address(desired().v4.address(), 16),
         address(Ipv4Addr::new(198, 51, 100, 1), 24),
     ];
     let expected = [
@@ -279,13 +280,14 @@ fn losing_route_is_not_foreign() {
 
 #[test]
 fn whole_network_leaves_route_to_the_bridge() {
-    let network = desired().network;
-    let alone = OverlayDesired { subnet: Some(network), address: network.network(), ..desired() };
-    let addresses = vec![address(alone.address, 32)];
+    let network = desired().v4.network;
+    let mut alone = desired();
+    alone.v4.subnet = Some(network);
+    let addresses = vec![address(alone.v4.address(), 32)];
     let bridge = Route { protocol: RouteProtocol(2), ..route(OTHER, 0) };
     for routes in [vec![], vec![bridge]] {
         let listing = Listing { routes, addresses: addresses.clone(), ..complete() };
-        assert_eq!(alone.compare(&listing, None).unwrap(), Diff::default());
+        assert_eq!(alone.compare(&listing, None).unwrap().v4, Diff::default());
     }
 }
 
@@ -318,10 +320,8 @@ async fn paths_that_could_not_be_limited_are_not_desired() {
     // No host has a device of this number.
     let device = LinkId { index: i32::MAX as u32, name: "gone".into() };
     let desired = OverlayDesired { device, ..desired() };
-    let (foreign_mtu_bytes, foreign_route) = (None, None);
-    let logged = LogOnce::default();
-    let mut overlay = Overlay { desired, foreign_mtu_bytes, foreign_route, logged };
+    let mut overlay = Overlay::of(desired);
     let narrow = BTreeMap::from([("10.5.1.0/24".parse().unwrap(), 1372)]);
-    overlay.limit_paths(narrow).await.unwrap_err();
-    assert!(overlay.desired.path_mtus.is_empty(), "a repair would be blamed on somebody else");
+    overlay.limit_paths(narrow, BTreeMap::new()).await.unwrap_err();
+    assert!(overlay.desired.v4.path_mtus.is_empty(), "a repair would be blamed on somebody else");
 }

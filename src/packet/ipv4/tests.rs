@@ -62,10 +62,10 @@ fn source_routes_are_found_where_linux_finds_them() {
         bytes.extend(options);
         bytes.resize(20 + options.len().next_multiple_of(4), 0);
         // Behind the header is payload, whatever it looks like.
-        let header_bytes = bytes.len() as u8;
+        let header_bytes = bytes.len() as u16;
         bytes.extend(route);
         let header = Ipv4Header { header_bytes, ..Ipv4Header::parse(&packet()).expect("a header") };
-        assert_eq!(has_source_route(&header, &bytes), expected, "{options:?}");
+        assert_eq!(Ipv4Addr::has_source_route(&header, &bytes), expected, "{options:?}");
     }
 }
 
@@ -126,7 +126,7 @@ fn a_new_total_length_keeps_the_checksum_right() {
     for total_bytes in 20..=u16::MAX {
         let mut edited = [0; 20];
         edited.copy_from_slice(&packet()[..20]);
-        set_total_length(&mut edited, total_bytes);
+        Ipv4Addr::set_total_length(&mut edited, total_bytes);
         let mut recomputed = edited;
         seal(&mut recomputed);
         assert_eq!(edited, recomputed, "total length {total_bytes}");
@@ -146,7 +146,7 @@ fn a_new_ecn_field_keeps_the_checksum_right() {
             edited[1] = before;
             edited[4..6].copy_from_slice(&id.to_be_bytes());
             seal(&mut edited);
-            set_ecn(&mut edited, ecn);
+            Ipv4Addr::set_ecn(&mut edited, ecn);
             let mut recomputed = edited;
             seal(&mut recomputed);
             assert_eq!(edited, recomputed, "identification {id}, {before:#04x} to {ecn:?}");
@@ -184,7 +184,7 @@ fn decrement_cases(checksums: std::ops::Range<u32>) -> u32 {
             header[8] = ttl as u8;
             [header[10], header[11]] = [(stored >> 8) as u8, stored as u8];
 
-            decrement_ttl(&mut header);
+            Ipv4Addr::decrement_ttl(&mut header);
 
             let sum = constant + id + ((ttl - 1) << 8 | 17);
             let sum = (sum & 0xffff) + (sum >> 16);

@@ -1,6 +1,7 @@
 //! Header views, verification and completion on literal bytes, against a slow word loop.
 
 use super::*;
+use crate::packet::ipv4::Ipv4Header;
 
 /// A packet from 10.5.1.2 to 10.5.2.3 around `payload`; `fragment` is the flags-and-offset
 /// word. Checksums by the slow word loop.

@@ -13,12 +13,12 @@ fn peer(subnet: &str, host: u8) -> Arc<Peer> {
 
 /// The last byte of the public address of the peer that `destination` is routed to.
 fn route(table: &Table, destination: &str) -> Option<u8> {
-    let peer = table.lookup(destination.parse().unwrap())?;
+    let peer = table.lookup(destination.parse::<Ipv4Addr>().unwrap())?;
     Some(peer.address.ip().octets()[3])
 }
 
 fn is_dense(table: &Table) -> bool {
-    matches!(table.lookup, Lookup::Dense { .. })
+    matches!(table.v4.lookup, Lookup::Dense { .. })
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_search_costs_16_bytes_per_peer() {
         })
         .collect();
     let table = Table::build(peers);
-    let Lookup::Cuts(cuts) = &table.lookup else { panic!("a dense table") };
+    let Lookup::Cuts(cuts) = &table.v4.lookup else { panic!("a dense table") };
     assert!(size_of_val(&cuts[..]) <= 16 * 65_536 + 8);
     for peer in table.peers() {
         let found = table.lookup(peer.subnet.network()).unwrap();
@@ -206,4 +206,64 @@ fn peer_knowledge_survives_a_new_table() {
     let second = Table::build(vec![peer("10.6.0.0/16", 2), kept]);
     let again = second.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();
     assert!(again.source_proven.load(Ordering::Relaxed));
+}
+
+#[test]
+fn both_families_lead_to_the_same_peers() {
+    let dual = |v4: &str, v6: &str, number| {
+        let v4: Arc<Peer> = peer(v4, number);
+        let subnet_v6 = v6.parse().ok();
+        Arc::new(Peer { subnet_v6, ..Peer::new(v4.subnet, v4.address) })
+    };
+    let table = Table::build(vec![
+        dual("10.5.1.0/24", "fd00:5:0:9::/64", 1),
+        dual("10.5.2.0/24", "fd00:5:0:3::/64", 2),
+        peer("10.5.3.0/24", 3),
+    ]);
+    let route = |text: &str| {
+        let peer = table.lookup(text.parse::<Ipv6Addr>().unwrap())?;
+        assert_eq!(table.tunnel_address(text.parse::<Ipv6Addr>().unwrap()), Some(peer.address));
+        Some(peer.subnet.to_string())
+    };
+    assert_eq!(route("fd00:5:0:9::7").as_deref(), Some("10.5.1.0/24"));
+    assert_eq!(route("fd00:5:0:3:ffff:ffff:ffff:ffff").as_deref(), Some("10.5.2.0/24"));
+    for nowhere in ["fd00:5:0:2::1", "fd00:5:0:4::", "fd00:5:0:a::", "::", "ffff::", "fd00:5::"] {
+        assert_eq!(route(nowhere), None, "{nowhere}");
+    }
+    assert_eq!(table.peers().len(), 3);
+    let owner = |pod: &str| table.owner(pod.parse().unwrap()).map(|peer| peer.subnet.to_string());
+    assert_eq!(owner("10.5.3.9").as_deref(), Some("10.5.3.0/24"));
+    assert_eq!(owner("fd00:5:0:3::1").as_deref(), Some("10.5.2.0/24"));
+}
+
+/// Subnets of IPv6 may lie anywhere: a slow walk over all of them is the twin.
+#[test]
+fn every_ipv6_table_answers_as_the_longest_prefix_says() {
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let spread = rng.u32(1..=64);
+        let subnets: Vec<Prefix<Ipv6Addr>> = (0..rng.usize(1..40))
+            .map(|_| {
+                let bits = u128::from(rng.u64(..) >> (64 - spread)) << rng.u32(48..72);
+                Prefix::new(Ipv6Addr::from_bits((0xfd00 << 112) | bits), rng.u8(40..=72)).unwrap()
+            })
+            .collect();
+        let peers = subnets.iter().zip(1_u8..).map(|(subnet, number)| {
+            let v4: Arc<Peer> = peer(&format!("10.5.{number}.0/24"), number);
+            Arc::new(Peer { subnet_v6: Some(*subnet), ..Peer::new(v4.subnet, v4.address) })
+        });
+        let peers: Vec<_> = peers.collect();
+        let table = Table::build(peers.clone());
+        for subnet in &subnets {
+            let ends = [subnet.network(), subnet.last(), subnet.first_host()];
+            let beyond = subnet.next().map(Prefix::network);
+            for address in ends.into_iter().chain(beyond) {
+                let holders = peers.iter().filter(|peer| peer.subnet_v6.unwrap().contains(address));
+                // Of equal ones the last wins.
+                let expected = holders.max_by_key(|peer| peer.subnet_v6.unwrap().length_bits());
+                let found = table.lookup(address).map(|peer| peer.subnet);
+                assert_eq!(found, expected.map(|peer| peer.subnet), "seed {seed}: {address}");
+            }
+        }
+    }
 }

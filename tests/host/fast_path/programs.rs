@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 
 use weft::fast_path::{IN, Maps, PeerEntry, Settings};
-use weft::forward::Local;
 use weft::forward::decide;
-use weft::packet::address::is_ordinary;
+use weft::forward::{Leased, Local};
+use weft::packet::Family as _;
 use weft::packet::ecn::Ecn;
-use weft::packet::ipv4::{Ipv4Header, decrement_ttl};
+use weft::packet::ipv4::Ipv4Header;
 use weft::route::{Peer, Prefix, SOURCE_PORTS, Table, first_source_port};
 
 use crate::support::bpf::compile;
@@ -84,9 +84,8 @@ impl Bench {
     fn new(seed: u64) -> Self {
         let prefix = |text: &str| text.parse::<Prefix>().unwrap();
         let local = Local {
-            network: prefix("10.5.0.0/16"),
-            subnet: prefix(SUBNET),
-            tun_address: TUN,
+            v4: Leased { network: prefix("10.5.0.0/16"), subnet: prefix(SUBNET) },
+            v6: None,
             underlay: SocketAddrV4::new(UNDERLAY, PORT),
             mtu_bytes: MTU_BYTES,
             // What the programs take must pass the stricter check, too.
@@ -211,13 +210,13 @@ fn is_common(header: &Ipv4Header, packet: &[u8]) -> bool {
         && !header.is_fragment()
         && packet[6] & 0x80 == 0
         && usize::from(header.total_bytes) == packet.len()
-        && is_ordinary(header.source)
-        && is_ordinary(header.destination)
+        && header.source.is_ordinary()
+        && header.destination.is_ordinary()
 }
 
 fn after_hop(packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
-    decrement_ttl(&mut packet);
+    Ipv4Addr::decrement_ttl(&mut packet);
     packet
 }
 
@@ -233,7 +232,7 @@ fn sent_packets_are_those_that_workers_send() {
         let parsed = Ipv4Header::parse(&packet);
         let verdict = parsed.map(|header| {
             let whole = &packet[..usize::from(header.total_bytes)];
-            decide::egress(&bench.local, &bench.table, &header, whole, whole.len())
+            decide::egress(bench.local.host(&bench.table), &header, whole, whole.len())
         });
         let taken = bench.run(&bench.out, &packet);
         let told = format!("seed {seed}: {verdict:?} {packet:02x?}");
@@ -310,8 +309,8 @@ fn delivered_packets_are_those_that_workers_deliver() {
             let header = Ipv4Header::parse(inner).ok()?;
             let whole = &inner[..usize::from(header.total_bytes)];
             let ecn = Ecn::of(datagram[1]);
-            let (local, table) = (&bench.local, &bench.table);
-            let verdict = decide::ingress(local, table, sender, ecn, &header, whole, &mut None);
+            let host = bench.local.host(&bench.table);
+            let verdict = decide::ingress(host, sender, ecn, &header, whole, &mut None);
             Some((sender, inner, header, verdict))
         });
         let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");
@@ -324,7 +323,7 @@ fn delivered_packets_are_those_that_workers_deliver() {
             owner.is_some_and(|(address, _, receive)| receive && address == *sender.ip());
         let is_unchecked = datagram[26..28] == [0, 0] && datagram[1] & 3 == 0;
         let is_whole = datagram.len() == inner.len() + OUTER_BYTES && datagram[6] & 0xbf == 0;
-        let is_ours = bench.local.is_own_address(header.destination);
+        let is_ours = [TUN, UNDERLAY].contains(&header.destination);
         // A node with programs announces no source ports: what comes from one is the workers'.
         let is_of_port = sender.port() == PORT;
         let ordinary =

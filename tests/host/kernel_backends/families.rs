@@ -13,7 +13,7 @@ use crate::support::status::Status;
 
 const NETWORKS: &str = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48""#;
 
-fn config(backend: &str) -> String {
+pub(crate) fn config(backend: &str) -> String {
     format!(r#"{{{NETWORKS},"Backend":{{"Type":"{backend}"}}}}"#)
 }
 
@@ -29,23 +29,32 @@ fn lab() -> Lab {
 }
 
 /// A daemon with its subnets: that of IPv6 as subnet.env has it, with its gateway.
-struct Node {
-    daemon: Process,
-    lease: SubnetEnv,
-    v6: String,
+pub(crate) struct Node {
+    pub(crate) daemon: Process,
+    pub(crate) lease: SubnetEnv,
+    pub(crate) v6: String,
 }
 
-fn start(lab: &Lab, dir: &Path, host: usize, store: &str) -> Node {
+pub(crate) fn start(lab: &Lab, dir: &Path, host: usize, store: &str) -> Node {
+    start_with(lab, dir, host, &[store])
+}
+
+pub(crate) fn start_with(lab: &Lab, dir: &Path, host: usize, arguments: &[&str]) -> Node {
     let home = dir.join(format!("h{host}"));
-    let mut daemon = lab.weftd(host, &home, &[store]);
+    let mut daemon = lab.weftd(host, &home, arguments);
     let lease = SubnetEnv::wait(&home.join("subnet.env"), &mut daemon);
-    let text = std::fs::read_to_string(home.join("subnet.env")).unwrap();
+    Node { daemon, lease, v6: v6_subnet(&home.join("subnet.env")) }
+}
+
+/// What subnet.env says of IPv6.
+pub(crate) fn v6_subnet(env: &Path) -> String {
+    let text = std::fs::read_to_string(env).unwrap();
     let v6 = text.lines().find_map(|line| line.strip_prefix("FLANNEL_IPV6_SUBNET="));
-    Node { daemon, lease, v6: v6.unwrap_or_default().to_owned() }
+    v6.unwrap_or_default().to_owned()
 }
 
 /// Gives a pod an address of its host's IPv6 subnet, and returns it.
-fn connect(lab: &Lab, host: usize, node: &Node) -> String {
+pub(crate) fn connect(lab: &Lab, host: usize, node: &Node) -> String {
     let (gateway, length) = node.v6.split_once('/').unwrap();
     let pod = gateway.strip_suffix("::1").map(|network| format!("{network}::2")).unwrap();
     lab.hosts[host].exec(&["ip", "address", "add", &node.v6, "dev", "pod0", "nodad"]);
@@ -55,7 +64,7 @@ fn connect(lab: &Lab, host: usize, node: &Node) -> String {
     pod
 }
 
-fn network(v6: &str) -> String {
+pub(crate) fn network(v6: &str) -> String {
     v6.replace("::1/", "::/")
 }
 
@@ -234,7 +243,7 @@ fn a_host_without_a_usable_address_of_ipv6_is_refused_by_name() {
 #[test]
 fn backends_without_ipv6_refuse_it_by_name() {
     let lab = lab();
-    for backend in ["udp", "vxlan", "extension"] {
+    for backend in ["vxlan", "extension"] {
         let dir = tempfile::tempdir().unwrap();
         let store = local_store(dir.path(), &config(backend));
         let mut daemon = lab.weftd(0, &dir.path().join("h0"), &[&store]);

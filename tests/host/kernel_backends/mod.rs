@@ -7,7 +7,7 @@
 mod checksum;
 mod direct;
 mod extension;
-mod families;
+pub(crate) mod families;
 mod lease_only;
 mod many;
 mod on_etcd;
@@ -28,7 +28,7 @@ const HOST_GW: &str =
     r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.99.0","Backend":{"Type":"host-gw"}}"#;
 
 /// A change in the store is in the kernel, and a repair is done, within this time.
-const SOON: Duration = Duration::from_secs(5);
+pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 /// The lease of a node of any backend; `data` is JSON.
 fn value(public_ip: &str, backend: &str, data: &str) -> String {
