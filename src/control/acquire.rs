@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::config::network::{ConfigFamily, NetworkConfig, SubnetRange};
 use crate::control::backoff::Backoff;
-use crate::control::choose::{free_subnets, held_by};
+use crate::control::choose::{free_of, free_subnets, held_by};
 use crate::control::error::{AcquireError, StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
@@ -135,7 +135,7 @@ impl Search<'_> {
         {
             return Ok(moved);
         }
-        let mut taken: Vec<Prefixes> = snapshot.taken(config.networks()).collect();
+        let mut taken: Vec<Prefixes> = snapshot.taken_beside(None, config.networks()).collect();
         let mut kept = None;
         if let Some(previous) = previous.and_then(|previous| free_of(previous, &taken)) {
             kept = config.leasable(previous);
@@ -277,13 +277,19 @@ impl Search<'_> {
             let updated = store.write(&lease, manager.timing.lease_ttl, Phase::Starts).await;
             return Ok(Some(manager.noted_write(updated)?));
         }
-        let taken: Vec<_> = snapshot.taken(config.networks()).collect();
-        let subnets = self.pick(config.leasable(held.subnets), &taken)?;
+        // What another entry has by now, such as one of flannel, which compares its own key alone,
+        // would be refused for ever.
+        let others: Vec<_> = snapshot.taken_beside(Some(held), config.networks()).collect();
+        let kept = free_of(held.subnets, &others).and_then(|free| config.leasable(free));
+        let subnets = self.pick(kept, &others)?;
         self.compares_all = true;
+        let before = held.subnets;
         info!(
-            "The lease of {} has no place in the configuration of now: it becomes {subnets}",
-            held.subnets
+            "The lease of {before} has no place in the configuration of now: it becomes {subnets}"
         );
+        if !subnets.shares_with(before) {
+            cut_off(before, format_args!("other entries have it, too"));
+        }
         let vacancy = Vacancy { listed: snapshot.revision, replaces: Some(held.clone()) };
         Ok(Some(self.create(subnets, &vacancy).await?))
     }
@@ -297,16 +303,6 @@ impl Search<'_> {
             info!("Allocated lease ({subnets}) to current node ({})", attributes.public_ip);
         })
     }
-}
-
-/// What of `subnets` overlaps none of `taken`.
-fn free_of(subnets: Prefixes, taken: &[Prefixes]) -> Option<Prefixes> {
-    let is_free = |one: Option<Prefixes>| {
-        one.is_some_and(|one| !taken.iter().any(|other| other.overlaps(one)))
-    };
-    let v4 = subnets.v4().filter(|v4| is_free(Some((*v4).into())));
-    let v6 = subnets.v6().filter(|v6| is_free(Prefixes::new(None, Some(*v6))));
-    Prefixes::new(v4, v6)
 }
 
 /// Warns that pods lose their network, because the node gets another `subnet` than before.

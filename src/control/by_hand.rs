@@ -104,12 +104,14 @@ fn may_reserve(
     let is_pods = |subnets: Prefixes| subnets.v4().is_some_and(|it| it.contains(public_ip));
     let why = if !is_host_address(public_ip) {
         format!("{public_ip} is not the address of one host")
-    } else if is_pods(subnet) || snapshot.taken(networks).any(is_pods) {
+    } else if is_pods(subnet) || snapshot.taken_beside(None, networks).any(is_pods) {
         format!("{public_ip} lies in a subnet of pods, where no datagram of the tunnel may go")
     } else if !config.is_leasable(subnet) {
         let [first, last] = config.bounds();
         format!("{subnet} is no subnet that nodes lease here: they are {first} to {last}")
-    } else if let Some(other) = snapshot.taken(networks).find(|other| other.overlaps(subnet)) {
+    } else if let Some(other) =
+        snapshot.taken_beside(None, networks).find(|other| other.overlaps(subnet))
+    {
         let lease = snapshot.leases.iter().find(|lease| lease.subnets == other);
         let of = lease.map(|lease| format!(" of {}", lease.attributes.public_ip));
         format!("{subnet} is taken: the store has {other}{}", of.unwrap_or_default())

@@ -52,5 +52,15 @@ pub fn free_subnets<A: ConfigFamily>(
     free
 }
 
+/// What of `subnets` overlaps none of `taken`.
+pub fn free_of(subnets: Prefixes, taken: &[Prefixes]) -> Option<Prefixes> {
+    let is_free = |one: Option<Prefixes>| {
+        one.is_some_and(|one| !taken.iter().any(|other| other.overlaps(one)))
+    };
+    let v4 = subnets.v4().filter(|v4| is_free(Some((*v4).into())));
+    let v6 = subnets.v6().filter(|v6| is_free(Prefixes::new(None, Some(*v6))));
+    Prefixes::new(v4, v6)
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

@@ -37,7 +37,7 @@ const RELIST_JITTER: f64 = 0.2;
 /// Why the machine stopped: the subnet is no longer ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// Who holds it now; `None` if the lease was deleted.
+    /// Who holds it now; `None` if the lease was deleted, or what holds it can't be read.
     pub new_owner: Option<Ipv4Addr>,
 }
 
@@ -243,10 +243,7 @@ impl Machine {
         match (event, self.asked) {
             (Event::Timer, _) => {}
             (Event::Moved(attributes), _) => self.on_moved(attributes),
-            (Event::Doubted, _) => {
-                // The watch stays, and shows what comes after the listing.
-                (self.revision, self.relist_at) = (None, now.boot);
-            }
+            (Event::Doubted, _) => self.doubt_mirror(),
             (Event::Listed(answer), Asked::List { at }) => {
                 self.asked = Asked::Nothing;
                 self.on_listed(answer, at);

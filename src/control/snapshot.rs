@@ -56,6 +56,19 @@ pub enum Change {
     Everything(Snapshot),
 }
 
+impl Change {
+    /// The store's revision that it is of.
+    pub(crate) fn revision(&self) -> i64 {
+        match self {
+            Self::Live { revision } | Self::Progress { revision } => *revision,
+            Self::Put(lease) => lease.revision,
+            Self::Rejected(rejected) => rejected.revision,
+            Self::Deleted { revision, .. } => *revision,
+            Self::Everything(snapshot) => snapshot.revision,
+        }
+    }
+}
+
 /// A lease as just written by us.
 #[derive(Debug, Clone)]
 pub struct Granted {
@@ -101,12 +114,18 @@ pub struct OwnLease {
 }
 
 impl Snapshot {
-    /// All subnets of `networks` whose keys are in use, in no order: of leases, and of entries with
-    /// an unreadable value, over which nobody can write. A key that covers the network or lies
-    /// outside of it is no node's here, and takes nothing from anybody.
-    pub(crate) fn taken(&self, networks: Prefixes) -> impl Iterator<Item = Prefixes> + '_ {
+    /// All subnets of `networks` whose keys are in use, beside that of `held`, in no order: of
+    /// leases, and of entries with an unreadable value, over which nobody can write. A key that
+    /// covers the network or lies outside of it is no node's here, and takes nothing from anybody.
+    pub(crate) fn taken_beside(
+        &self,
+        held: Option<&Lease>,
+        networks: Prefixes,
+    ) -> impl Iterator<Item = Prefixes> + '_ {
         let unreadable = self.rejected.iter().filter_map(|it| Prefixes::from_key(&it.key));
-        let all = self.leases.iter().map(|lease| lease.subnets).chain(unreadable);
+        let held = held.map(|held| held.key.clone());
+        let leases = self.leases.iter().filter(move |lease| held.as_ref() != Some(&lease.key));
+        let all = leases.map(|lease| lease.subnets).chain(unreadable);
         all.filter_map(move |subnets| subnets.part_of(networks))
     }
 

@@ -423,7 +423,7 @@ fn describe_end(end: End) -> String {
             "the subnet now belongs to the node at {owner}; two nodes must not share one. If that \
              node is a clone of this one, remove its copy of the subnet file"
         ),
-        None => "the lease was deleted from the store; start again to acquire a new one".to_owned(),
+        None => "the lease is gone from the store; start again to acquire a new one".to_owned(),
     }
 }
 

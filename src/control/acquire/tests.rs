@@ -297,6 +297,21 @@ async fn an_entry_follows_the_families_of_the_configuration() {
 }
 
 #[tokio::test]
+async fn a_family_that_goes_takes_no_subnet_from_another_entry() {
+    for theirs in [r#"{"PublicIP":"198.51.100.9"}"#, "junk"] {
+        let store = MemoryStore::new();
+        store.put("10.5.7.0-24&fd00:5::-64", br#"{"PublicIP":"198.51.100.1"}"#, LEASED);
+        // flannel compares its own key alone.
+        store.put("10.5.7.0-24", theirs.as_bytes(), LEASED);
+        let own = manager(&store, None).acquire(&network(), &node(1)).await;
+        let own = own.expect("it tries for ever").lease.subnets;
+        assert!(!own.overlaps(subnets("10.5.7.0/24")), "two nodes have one subnet");
+        assert_eq!(store.get("10.5.7.0-24").unwrap().0, theirs, "a subnet was stolen");
+        assert_eq!(store.keys().len(), 2, "one node has two leases: {:?}", store.keys());
+    }
+}
+
+#[tokio::test]
 async fn a_reservation_stays_one_with_another_family() {
     let store = MemoryStore::new();
     store.put("10.5.7.0-24", br#"{"PublicIP":"198.51.100.1"}"#, Lifetime::Reservation);

@@ -1,6 +1,7 @@
 //! Following the other nodes: listing, watching, what a change means, what an outage means. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE, REPORT_PERIOD};
@@ -12,11 +13,12 @@ use crate::control::lease::Lease;
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Snapshot};
 use crate::failure::with_causes;
-use crate::route::Prefixes;
+use crate::route::{Prefix, Prefixes};
 
 /// How long a watch must have lived for the next failure to count as new and be retried at
 /// once, instead of continuing the last one.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
+
 impl Machine {
     pub(super) fn on_listed(&mut self, answer: StoreResult<Snapshot>, asked_at: Duration) {
         match answer {
@@ -51,17 +53,22 @@ impl Machine {
             Err(error) => return self.on_failure(&error),
         };
         self.heard_unix = self.now.unix_seconds;
-        let accidents = self.hold_vanishing(&changes);
-        for change in changes {
-            self.on_change(change, &accidents);
-            if self.own_entry == OwnEntry::Lost {
-                break;
+        let mut changes = changes.into_iter().peekable();
+        while let Some(revision) = changes.peek().map(Change::revision) {
+            let of_revision = || changes.next_if(|next| next.revision() == revision);
+            let step: Vec<_> = std::iter::from_fn(of_revision).collect();
+            let is_accident = self.hold_vanishing(&step);
+            for change in step {
+                self.on_change(change, is_accident);
+                if self.own_entry == OwnEntry::Lost {
+                    return;
+                }
             }
         }
     }
 
-    /// `accidents` are the revisions in which most peers vanish.
-    fn on_change(&mut self, change: Change, accidents: &[i64]) {
+    /// `is_accident`: most peers vanish in the revision of the change.
+    fn on_change(&mut self, change: Change, is_accident: bool) {
         match change {
             Change::Live { revision } => self.on_live(revision),
             Change::Progress { revision } => self.see(revision),
@@ -75,7 +82,7 @@ impl Machine {
                         || before.is_none_or(|before| !leads_the_same_way(before, &lease));
                     self.insert(lease);
                     if is_new || key == self.own.lease.key {
-                        self.on_changed(&key, revision, accidents);
+                        self.on_changed(&key, revision, is_accident);
                     }
                 }
             }
@@ -92,7 +99,7 @@ impl Machine {
                     let was_unreadable = self.unreadable.remove(&key).is_some();
                     let was_there = self.mirror.remove(&key).is_some() || was_unreadable;
                     if was_there || key == self.own.lease.key {
-                        self.on_changed(&key, revision, accidents);
+                        self.on_changed(&key, revision, is_accident);
                     }
                 }
             }
@@ -126,7 +133,7 @@ impl Machine {
         revision > self.listed_until && !superseded
     }
 
-    fn on_changed(&mut self, key: &str, revision: i64, accidents: &[i64]) {
+    fn on_changed(&mut self, key: &str, revision: i64, is_accident: bool) {
         self.plan_publication();
         if key != self.own.lease.key {
             return;
@@ -136,7 +143,7 @@ impl Machine {
             self.own_seen(revision);
         }
         let watched = self.outage.is_none() && revision > self.unwatched_until;
-        self.check_own(watched && !accidents.contains(&revision));
+        self.check_own(watched && !is_accident);
         if matches!(self.own_entry, OwnEntry::Lapsed { .. }) {
             // Who came after the end of our lease may not be in the mirror yet.
             self.look_again();
@@ -220,40 +227,46 @@ impl Machine {
         wiped
     }
 
-    /// Holds the peers that vanish with most others in one revision of `changes`, and returns all
-    /// such revisions.
-    fn hold_vanishing(&mut self, changes: &[Change]) -> Vec<i64> {
-        let mut vanishing: BTreeMap<i64, Vec<Lease>> = BTreeMap::new();
-        let mut own_lost = None;
+    /// Holds the peers that vanish in `changes`, all those of one revision, if they are most of
+    /// them. Returns whether they are. Whose key changes with its families does not vanish.
+    fn hold_vanishing(&mut self, changes: &[Change]) -> bool {
+        let (mut gone, mut put) = (BTreeSet::new(), Vec::new());
         for change in changes {
             let (key, revision) = match change {
                 Change::Deleted { key, revision } => (key, *revision),
                 Change::Rejected(rejected) => (&rejected.key, rejected.revision),
-                Change::Live { .. }
-                | Change::Progress { .. }
-                | Change::Put(_)
-                | Change::Everything(_) => continue,
+                Change::Put(lease) => {
+                    put.push(&lease.key);
+                    continue;
+                }
+                Change::Live { .. } | Change::Progress { .. } | Change::Everything(_) => continue,
             };
-            if *key == self.own.lease.key && self.would_be_news(key, revision) {
-                own_lost = Some(revision);
-            }
-            let published = self.published.as_ref();
-            let subnets = Prefixes::from_key(key).and_then(|of| of.within(self.own.networks));
-            let peer = subnets.and_then(|subnets| published?.get(&subnets));
-            let lost = peer.filter(|peer| peer.key == *key && !self.stale.holds(peer.subnets));
-            if let Some(lost) = lost.filter(|_| self.would_be_news(key, revision)) {
-                vanishing.entry(revision).or_default().push(lost.clone());
+            if self.would_be_news(key, revision) {
+                gone.insert(key);
             }
         }
-        let mut accidents = Vec::new();
-        for (revision, lost) in vanishing {
-            let of = self.live_peers();
-            if stale::is_accident(lost.len(), of, own_lost == Some(revision)) {
-                self.hold_peers(lost, of, false);
-                accidents.push(revision);
-            }
+        let is_left = |peer: &Lease| {
+            let of_peer = keys_of(peer);
+            put.iter().any(|key| of_peer.contains(*key))
+                || self.mirror.range(of_peer).any(|(key, _)| !gone.contains(key))
+        };
+        let lost = gone.iter().filter_map(|key| self.published_of(key));
+        let lost = lost.filter(|peer| !is_left(peer) && !self.stale.holds(peer.subnets));
+        let lost: BTreeMap<_, _> = lost.map(|peer| (peer.subnets, peer.clone())).collect();
+        let (of, own_lost) = (self.live_peers(), gone.contains(&self.own.lease.key));
+        let is_accident = stale::is_accident(lost.len(), of, own_lost);
+        if is_accident {
+            self.hold_peers(lost.into_values().collect(), of, false);
         }
-        accidents
+        is_accident
+    }
+
+    /// The published peer that has the subnets in `key`: those that are used here, or IPv4 alone.
+    fn published_of(&self, key: &str) -> Option<&Lease> {
+        let subnets = Prefixes::from_key(key)?.within(self.own.networks)?;
+        let from = subnets.v4().map_or(subnets, Prefixes::from);
+        let (of, peer) = self.published.as_ref()?.range(from..).next()?;
+        (of.v4() == subnets.v4() && (of.v4().is_some() || *of == subnets)).then_some(peer)
     }
 
     /// Holds the published peers that the mirror, which is complete, lacks, if they are most of
@@ -262,7 +275,9 @@ impl Machine {
     fn hold_missing(&mut self, wiped: bool) -> bool {
         let published = self.published.as_deref().into_iter().flat_map(BTreeMap::values);
         let is_missing = |lease: &&Lease| {
-            !self.mirror.contains_key(&lease.key) && !self.stale.holds(lease.subnets)
+            let is_left = self.mirror.contains_key(&lease.key)
+                || self.mirror.range(keys_of(lease)).next().is_some();
+            !is_left && !self.stale.holds(lease.subnets)
         };
         let missing: Vec<Lease> = published.filter(is_missing).cloned().collect();
         let of = self.live_peers();
@@ -297,6 +312,12 @@ impl Machine {
             self.stale.hold(lease, self.now.boot + hold);
         }
         self.plan_publication();
+    }
+
+    /// Lists everything once nothing else is under way. A watch stays, and shows what comes after
+    /// the listing.
+    pub(super) fn doubt_mirror(&mut self) {
+        (self.revision, self.relist_at) = (None, self.now.boot);
     }
 
     /// Lists everything soon, without dropping the watch for longer than that.
@@ -369,6 +390,14 @@ impl Machine {
             self.info(format!("The lease store answers again after {seconds} s"));
         }
     }
+}
+
+/// The keys that a peer's entry may have: its IPv4 subnet, alone or beside any of IPv6.
+fn keys_of(peer: &Lease) -> Range<String> {
+    let from = peer.v4().map_or_else(|| peer.key.clone(), Prefix::key);
+    // The apostrophe follows the ampersand.
+    let end = format!("{from}'");
+    from..end
 }
 
 /// Whether both versions of an entry give the same route: a renewal, or a change that does not

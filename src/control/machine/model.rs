@@ -15,23 +15,34 @@
 //! apart, so they are not modelled. Both kinds move; the last to write the entry with its address
 //! then has the subnet.
 //!
+//! In two of three schedules there is IPv6, too, with hardly more subnets than nodes: a node has
+//! both families or IPv4 alone, and may have the other configuration after a crash. Its entry then
+//! gets another key in one step. Up to two nodes run flanneld, which compares its own key alone.
+//! Entries of theirs may overlap with a node's, those of two nodes never, in neither family.
+//!
 //! That it can fail is tried by `scripts/mutate`, which breaks one guard or comparison at a time;
 //! `scripts/mutations.md` has what caught each, and what nothing did.
 
+mod acquire;
 mod check;
 mod claims;
+mod faults;
+mod flannel;
 mod node;
 mod store;
 
+use std::net::Ipv6Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-use crate::config::network::NetworkConfig;
+use crate::config::network::{NetworkConfig, SubnetRange};
 use crate::control::choose::tests::config;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
+use crate::control::lease::Lease;
 use crate::control::timing::Timing;
-use crate::route::Prefixes;
+use crate::route::Prefix;
+use flannel::Flannel;
 use node::{Answer, InFlight, Life, Moment, Node, Op, execute, failure};
 use store::SimStore;
 
@@ -62,12 +73,22 @@ fn timing() -> Timing {
     }
 }
 
-fn network() -> NetworkConfig {
-    config("10.5.0.0/16", 24, "10.5.1.0", "10.5.10.0")
+/// With so many IPv6 subnets, or without IPv6 if there are none.
+fn network(v6_subnets: u16) -> NetworkConfig {
+    let v4 = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.10.0");
+    let v6 = (v6_subnets > 0).then(|| SubnetRange {
+        network: Prefix::new(V6_NETWORK, 48).unwrap(),
+        subnet_length_bits: 64,
+        subnet_min: v6_subnet(1),
+        subnet_max: v6_subnet(v6_subnets),
+    });
+    NetworkConfig { v6, ..v4 }
 }
 
-fn subnets() -> Vec<Prefixes> {
-    (1..=10).filter_map(|third| format!("10.5.{third}.0/24").parse().ok()).collect()
+const V6_NETWORK: Ipv6Addr = v6_subnet(0);
+
+const fn v6_subnet(number: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xFD00, 5, 0, number, 0, 0, 0, 0)
 }
 
 /// Nodes, their store, and the time.
@@ -81,6 +102,11 @@ struct World {
     late: Vec<(usize, InFlight)>,
     has_operator: bool,
     foreigners: u8,
+    flannels: Vec<Flannel>,
+    /// How many IPv6 subnets there are in this schedule; none if it has IPv4 alone.
+    v6_subnets: u16,
+    /// The same by the configuration that the next start of a twin reads: they have one.
+    twins_v6_subnets: u16,
     is_told: bool,
 }
 
@@ -109,7 +135,25 @@ impl World {
         }
         let has_operator = random.bool();
         let (time, store, late) = (Duration::ZERO, SimStore::new(), Vec::new());
-        Self { random, time, store, nodes, late, has_operator, foreigners: 0, is_told }
+        let flannels = if random.u8(..3) == 0 { random.u8(1..=2) } else { 0 };
+        let v6_subnets = if random.u8(..3) > 0 { u16::from(count + flannels) + 1 } else { 0 };
+        let mut some = || if random.bool() { v6_subnets } else { 0 };
+        let twins_v6_subnets = some();
+        nodes.iter_mut().for_each(|node| node.v6_subnets = some());
+        let flannels = (1..=flannels).map(|number| Flannel::new(number, some())).collect();
+        Self {
+            random,
+            time,
+            store,
+            nodes,
+            late,
+            has_operator,
+            foreigners: 0,
+            flannels,
+            v6_subnets,
+            twins_v6_subnets,
+            is_told,
+        }
     }
 
     fn log(&self, index: usize, what: &str) {
@@ -134,10 +178,14 @@ impl World {
 
     fn start(&mut self, index: usize) {
         let Life::Down = self.nodes[index].life else { return };
-        // A cache of another address is refused.
-        let public_ip = self.nodes[index].public_ip;
+        self.read_config(index);
+        // A cache of another address or configuration is refused, or with the own address in it.
+        let (public_ip, config) = (self.nodes[index].public_ip, self.nodes[index].config());
         let known = self.nodes[index].known.clone();
         let known = known.filter(|known| known.own.attributes.public_ip == public_ip);
+        let known = known.filter(|known| known.networks == config.networks());
+        let is_own = |peer: &Lease| peer.attributes.public_ip == public_ip;
+        let known = known.filter(|known| !known.peers.values().any(is_own));
         let known = known.filter(|_| self.random.bool());
         if let Some(known) = known {
             self.start_from_cache(index, known);
@@ -147,11 +195,23 @@ impl World {
         }
     }
 
+    /// Twins have one configuration.
+    fn read_config(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        if node.has_twin {
+            node.v6_subnets = self.twins_v6_subnets;
+        }
+    }
+
     fn step(&mut self) {
         let index = self.random.usize(..self.nodes.len());
         match self.random.u8(..100) {
             0..=59 => {
-                let acted = self.act(index, true);
+                let number = self.random.usize(..self.nodes.len() + self.flannels.len());
+                let acted = match number.checked_sub(self.nodes.len()) {
+                    Some(number) => self.act_as_flannel(number, true),
+                    None => self.act(number, true),
+                };
                 if !acted {
                     self.pass(None);
                 }
@@ -179,30 +239,16 @@ impl World {
                 self.log(index, "saw a compaction");
             }
             90 => self.nodes[index].wall_offset = self.random.u64(..100_000_000),
-            91..=93 => self.carry_out_late(),
+            91..=92 => self.carry_out_late(),
+            93 if !self.flannels.is_empty() => {
+                let number = self.random.usize(..self.flannels.len());
+                let v6_subnets = self.other_families(self.flannels[number].v6_subnets);
+                let at = self.time + Duration::from_secs(self.random.u64(..20));
+                self.flannels[number].restart(v6_subnets, at);
+            }
             94 => self.move_node(index),
             95..=99 if self.has_operator => self.operate(),
             _ => {}
-        }
-    }
-
-    fn crash(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        if let Some(request) = node.request.take().filter(|request| request.answer.is_none()) {
-            self.late.push((index, request));
-        }
-        let node = &mut self.nodes[index];
-        // Stopped, and not crashed.
-        if self.random.bool() && !node.is_cut && !self.store.is_down {
-            self.store.release_claims(&node.claims);
-        }
-        node.crash();
-        if self.random.bool() {
-            node.claims.node.boot_id = format!("boot {}", self.random.u64(..));
-        }
-        self.log(index, "crashed");
-        if self.random.u8(..4) > 0 {
-            self.start(index);
         }
     }
 
@@ -231,71 +277,13 @@ impl World {
                     assert!(steps < CALM_STEPS_MAX, "it goes round and round");
                 }
             }
+            for number in 0..self.flannels.len() {
+                while self.act_as_flannel(number, false) {
+                    idle = false;
+                }
+            }
             if idle {
                 self.pass(None);
-            }
-        }
-    }
-
-    /// Gives a node another address, of which it has two.
-    fn move_node(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        if let Life::Acquiring { .. } = node.life {
-            return;
-        }
-        node.public_ip =
-            if node.public_ip == node.addresses[0] { node.addresses[1] } else { node.addresses[0] };
-        let attributes = node.attributes();
-        self.log(index, &format!("moves to {}", attributes.public_ip));
-        self.handle(index, super::Event::Moved(attributes));
-    }
-
-    fn carry_out_late(&mut self) {
-        if self.late.is_empty() {
-            return;
-        }
-        let at = self.random.usize(..self.late.len());
-        let (index, request) = self.late.swap_remove(at);
-        let InFlight { op, asked, claims, public_ip, run, .. } = request;
-        let node = &self.nodes[index];
-        if run != node.run && asked + OUTLIVES < node.boot(self.time) {
-            return;
-        }
-        let moment = Moment { time: self.time, asked, cluster: node.cluster, public_ip };
-        execute(&mut self.store, &op, &claims, moment);
-        self.log(index, &format!("has a late {op:?}"));
-    }
-
-    /// Somebody writes to the store by hand, or loses its data.
-    fn operate(&mut self) {
-        let all = subnets();
-        let taken: Vec<_> = self.store.entries.keys().copied().collect();
-        let Some(subnet) = self.random.choice(&taken).copied() else { return };
-        let value = self.store.entries.get(&subnet).and_then(|entry| entry.value.clone());
-        let kind = self.random.u8(..8);
-        self.log(usize::MAX, &format!("operator {kind} at {subnet}"));
-        match kind {
-            0 => self.store.operator_deletes(&[subnet]),
-            1 => self.store.operator_puts(subnet, None, self.random.bool()),
-            2 | 3 => self.store.operator_puts(subnet, value, false),
-            4 => {
-                let value = value.map(|mut value| {
-                    value.backend_type = "vxlan".into();
-                    value
-                });
-                self.store.operator_puts(subnet, value, true);
-            }
-            5 if self.foreigners == 0 => {
-                self.foreigners += 1;
-                let foreign = std::net::Ipv4Addr::new(198, 51, 100, self.foreigners);
-                let value = crate::control::lease::LeaseAttributes::udp(foreign);
-                self.store.operator_puts(subnet, Some(value), false);
-            }
-            6 => self.store.operator_deletes(&taken),
-            _ => {
-                let revision = self.random.i64(1..=self.store.revision * 2);
-                self.store.wipe(revision, self.random.bool(), &all);
-                self.late.clear();
             }
         }
     }
@@ -303,7 +291,10 @@ impl World {
     /// Lets time pass until `to`, or until somebody has something to do.
     fn pass(&mut self, to: Option<Duration>) {
         let running = self.nodes.iter().filter(|node| !node.is_paused);
-        let next = running.filter_map(Node::wake).chain(self.store.next_end()).min();
+        let flannels = self.flannels.iter().filter(|_| !self.store.is_down);
+        let flannels = flannels.map(|flannel| flannel.at);
+        let next = running.filter_map(Node::wake).chain(self.store.next_end()).chain(flannels);
+        let next = next.min();
         let next = to.or(next).unwrap_or(self.time + Duration::from_secs(1));
         self.time = self.time.max(next);
         self.store.advance(self.time);
@@ -362,8 +353,8 @@ impl World {
         let node = &mut nodes[index];
         let Some(request) = node.request.as_mut() else { return };
         let (op, asked, cluster) = (request.op.clone(), request.asked, node.cluster);
-        let (claims, public_ip) = (request.claims.clone(), request.public_ip);
-        let moment = Moment { time, asked, cluster, public_ip };
+        let (claims, public_ip, past) = (request.claims.clone(), request.public_ip, request.past);
+        let moment = Moment { time, asked, cluster, public_ip, past };
         let mut execute = || execute(store, &op, &claims, moment);
         let reachable = !node.is_cut;
         let fault = if faulty { random.u8(..30) } else { u8::MAX };
@@ -376,7 +367,8 @@ impl World {
             2 | 3 => {
                 let claims = request.claims.clone();
                 let (run, again) = (node.run, op.clone());
-                let again = InFlight { op: again, asked, claims, public_ip, run, answer: None };
+                let answer = None;
+                let again = InFlight { op: again, asked, claims, public_ip, run, past, answer };
                 late.push((index, again));
                 failure(&op)
             }

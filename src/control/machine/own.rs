@@ -11,6 +11,7 @@ use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::snapshot::Granted;
 use crate::failure::with_causes;
+use crate::route::Prefixes;
 
 /// Renewals are brought forward by up to this at random: nodes that started together do not
 /// renew together.
@@ -253,6 +254,9 @@ impl Machine {
             self.warn(format!("The lease of {subnet} was unparsable; rewrote it"));
         } else {
             self.warn(format!("The lease of {subnet} was gone from the store; took it again"));
+            // A store may lose its data between the listing and the write, and peers with it, and
+            // a watch finds the own entry as it was written, as if nothing had been lost.
+            self.doubt_mirror();
         }
         self.arrived();
     }
@@ -398,16 +402,22 @@ impl Machine {
     }
 
     /// Plans to take the lapsed subnet again, if the listing just made shows nobody else on it.
+    /// What can't be read may be anybody's, as for a node that starts: its key takes the subnets
+    /// that it names, each of its family. The store would refuse that or, with IPv6, give it away.
     pub(super) fn plan_retaking(&mut self) {
         let (own, networks) = (self.own.lease.subnets, self.own.networks);
-        let takes = |lease: &&Lease| {
-            lease.subnets.part_of(networks).is_some_and(|subnets| subnets.overlaps(own))
+        let takes = |subnets: Prefixes| {
+            subnets.part_of(networks).is_some_and(|subnets| subnets.overlaps(own))
         };
-        let Some(taken) = self.mirror.values().find(takes) else {
-            self.own_entry = OwnEntry::Lapsed { free: true };
+        if let Some(taken) = self.mirror.values().find(|lease| takes(lease.subnets)) {
+            let (by, new_owner) = (taken.subnets, taken.attributes.public_ip);
+            self.give_up(format!("lapsed and {by} belongs to {new_owner}"), Some(new_owner));
             return;
-        };
-        let (by, new_owner) = (taken.subnets, taken.attributes.public_ip);
-        self.give_up(format!("lapsed and {by} belongs to {new_owner}"), Some(new_owner));
+        }
+        let unreadable = |key: &&String| Prefixes::from_key(key).is_some_and(takes);
+        match self.unreadable.keys().find(unreadable) {
+            Some(by) => self.give_up(format!("lapsed and the entry {by} can't be read"), None),
+            None => self.own_entry = OwnEntry::Lapsed { free: true },
+        }
     }
 }

@@ -8,6 +8,7 @@ use crate::route::{Prefix, Prefixes};
 
 mod addresses;
 mod conflicts;
+mod families;
 
 const OWN: u8 = 100;
 const DAY_SECONDS: u64 = 86_400;
@@ -107,6 +108,7 @@ fn vanished_peers_are_held_own_lease_retaken() {
         .any(|command| matches!(command, Command::Write { what: Write::Retake { .. }, .. }));
     assert!(creates, "the own lease is not registered again: {commands:?}");
     machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 12), 11))), at(11));
+    machine.handle(listing(&[lease(OWN, 1, 12)], 12), at(11));
     machine.handle(Event::Opened(Ok(())), at(11));
 
     // One node comes back, another takes a third's subnet and a half of the last one's.

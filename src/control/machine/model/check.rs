@@ -8,11 +8,12 @@ use std::time::Duration;
 use super::super::End;
 use super::node::{Life, Op};
 use super::store::Point;
-use super::{Node, RETRY, STALE_HOLD, World, network};
+use super::{Node, RETRY, STALE_HOLD, World};
+use crate::control::choose::free_subnets;
 use crate::control::lease::Lease;
 use crate::control::peers;
 use crate::control::snapshot::{Change, Snapshot};
-use crate::route::Prefixes;
+use crate::route::{Prefix, Prefixes};
 
 /// Once a lease is past its end, a write follows a reading not older than this.
 const READ_COUNTS_FOR: Duration = Duration::from_secs(15);
@@ -31,12 +32,10 @@ impl World {
         let newest = if let Life::Running(machine) = &node.life { machine.newest } else { 0 };
         let wiped =
             node.cluster != 0 && (node.cluster != snapshot.cluster || newest > snapshot.revision);
-        let readable: BTreeSet<_> = snapshot.leases.iter().map(|lease| lease.subnets).collect();
-        let published = node.published.keys().filter(|subnet| !node.held.contains_key(subnet));
-        let missing: Vec<_> = published.filter(|subnet| !readable.contains(subnet)).collect();
-        let missing: Vec<_> = missing.into_iter().copied().collect();
+        let missing = node.missing_from(&snapshot.leases);
         let boot = node.boot(self.time);
-        let own_shows = node.previous.is_some_and(|own| readable.contains(&own));
+        let is_own = |lease: &Lease| Some(lease.subnets) == node.previous;
+        let own_shows = snapshot.leases.iter().any(is_own);
         let own = if own_shows { Own::Kept } else { Own::Lapsed };
         node.is_accident = hold(node, &missing, own, wiped, boot);
         node.mirror = point;
@@ -51,7 +50,7 @@ impl World {
     pub(super) fn told_changes(&mut self, index: usize, changes: &[(i64, Change)], point: Point) {
         let node = &mut self.nodes[index];
         let own = node.previous.map(Prefixes::key).unwrap_or_default();
-        let mut missing: BTreeMap<i64, Vec<Prefixes>> = BTreeMap::new();
+        let mut gone: BTreeMap<i64, BTreeSet<Option<Prefix>>> = BTreeMap::new();
         let (mut own_deleted, mut own_lost) = (Vec::new(), None);
         // What a listing showed already is no news.
         let news = changes.iter().filter(|(revision, _)| *revision > node.mirror.1);
@@ -72,12 +71,16 @@ impl World {
             if *key == own && matches!(change, Change::Deleted { .. }) {
                 own_deleted.push(*revision);
             }
-            let published = node.published.keys().find(|subnet| subnet.key() == *key);
-            let published = published.filter(|subnet| !node.held.contains_key(subnet));
-            if let Some(subnet) = published {
-                missing.entry(*revision).or_default().push(*subnet);
-            }
+            let subnets = Prefixes::from_key(key);
+            gone.entry(*revision).or_default().insert(subnets.and_then(Prefixes::v4));
         }
+        let missing = gone.into_iter().map(|(revision, gone)| {
+            // Whoever changed its key with its families did not vanish.
+            let mut missing = node.missing_from(self.store.state_at((point.0, revision)));
+            missing.retain(|subnets| gone.contains(&subnets.v4()));
+            (revision, missing)
+        });
+        let missing: Vec<_> = missing.filter(|(_, missing)| !missing.is_empty()).collect();
         let boot = node.boot(self.time);
         let accident = missing
             .into_iter()
@@ -122,8 +125,13 @@ impl World {
             return;
         }
         if node.is_deceived {
-            let ever = published.iter().all(|(subnet, ip)| store.ever.contains(&(*subnet, *ip)));
-            assert!(ever, "node {index} publishes what never was: {published:?}");
+            let was = |(subnet, ip): (&Prefixes, &Ipv4Addr)| {
+                store.ever.iter().any(|(whole, of)| subnet.is_part_of(*whole) && of == ip)
+            };
+            assert!(
+                published.iter().all(was),
+                "node {index} publishes what never was: {published:?}"
+            );
             if let Life::Running(machine) = &node.life {
                 let until = |subnet: &Prefixes| machine.stale.until(*subnet);
                 let held = published.iter().filter_map(|(s, ip)| Some((*s, (*ip, until(s)?))));
@@ -157,6 +165,7 @@ impl World {
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
+        self.read_config(index);
         self.log(index, &format!("lost its subnet: {end:?}"));
     }
 
@@ -179,8 +188,12 @@ impl World {
             }
             None => {
                 let deleted = self.store.deleted.contains(&subnet);
-                assert!(deleted, "node {index} gave up {subnet}, which nobody removed");
-                assert!(!node.is_accident, "node {index} gave up {subnet} because most vanished");
+                let is_blocked = self.store.was_junk_over(subnet);
+                assert!(deleted || is_blocked, "node {index} gave up {subnet}, as nobody else did");
+                assert!(
+                    !node.is_accident || node.is_deceived || is_blocked,
+                    "node {index} gave up {subnet} because most vanished"
+                );
             }
         }
     }
@@ -193,7 +206,7 @@ impl World {
             assert_eq!(Some(subnet), node.previous, "node {index} changed its subnet");
             let entry = self.store.entries.get(&subnet).and_then(|entry| entry.value.as_ref());
             let owns = entry.is_some_and(|value| node.addresses.contains(&value.public_ip));
-            let changed = self.store.changed.get(&subnet).copied().unwrap_or_default();
+            let changed = self.store.changed_at(subnet);
             assert!(
                 owns || changed > node.told || node.is_deceived,
                 "node {index} takes {subnet} for its own, told of {:?}; the store gave it to \
@@ -201,7 +214,7 @@ impl World {
                 node.told
             );
             let other = owners.iter().find(|(other, _)| other.overlaps(subnet));
-            if let Some((_, other)) = other.filter(|_| !self.store.meddled.contains(&subnet)) {
+            if let Some((_, other)) = other.filter(|_| !self.store.is_meddled(subnet)) {
                 let both = [*other, index];
                 let is_told = both.iter().all(|twin| {
                     self.is_told_of_claim(*twin) && self.is_told_of_move(*twin, changed)
@@ -233,10 +246,20 @@ impl World {
         !node.has_twin || self.shares_address(index) || is_settled
     }
 
+    /// Whether no subnet is left, of one of the families that the node's configuration has.
+    fn is_exhausted(&self, index: usize) -> bool {
+        let config = self.nodes[index].config();
+        let taken: Vec<_> = self.store.list().taken_beside(None, config.networks()).collect();
+        let v4 = free_subnets(&config.v4, taken.iter().filter_map(|it| it.v4()).collect(), 1);
+        let v6 = taken.iter().filter_map(|it| it.v6()).collect();
+        let v6 = config.v6.is_some_and(|range| free_subnets(&range, v6, 1).is_empty());
+        v4.is_empty() || v6
+    }
+
     /// What holds when all faults are over and everything had time to settle.
     pub(super) fn check_settled(&self) {
         let state = self.store.state_at(self.store.point());
-        let mut subnets = BTreeSet::new();
+        let mut subnets: Vec<Prefixes> = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
             let own = node.believes(self.time);
             let Some(own) = own else {
@@ -244,7 +267,11 @@ impl World {
                     *other != index && node.has_twin && twin.public_ip == node.public_ip
                 });
                 let is_refused = twin.is_some_and(|(_, twin)| twin.believes(self.time).is_some());
-                assert!(is_refused, "node {index} never gets a subnet: {:?}", node.life);
+                assert!(
+                    is_refused || self.is_exhausted(index),
+                    "node {index} never gets a subnet: {:?}",
+                    node.life
+                );
                 continue;
             };
             let twin = 1_usize.wrapping_sub(index);
@@ -252,7 +279,9 @@ impl World {
             let other = other.and_then(|twin| twin.believes(self.time));
             let alarms = [index, twin].into_iter().filter_map(|index| self.nodes.get(index));
             let alarms = alarms.filter(|node| node.claims.is_alarmed).count();
-            assert!(subnets.insert(own) || other == Some(own), "two nodes settled on {own}");
+            let overlaps = subnets.iter().any(|subnets| subnets.overlaps(own));
+            assert!(!overlaps || other == Some(own), "two nodes settled on {own}");
+            subnets.push(own);
             assert_eq!(alarms, usize::from(other.is_some()), "alarms of node {index} and {twin}");
             let entry = state.iter().find(|lease| lease.subnets == own);
             let entry = entry.map(|lease| &lease.attributes);
@@ -273,13 +302,21 @@ impl Node {
         }
         self.is_away = is_away;
     }
+
+    /// What the node publishes, and does not hold, and `leases` have no more: nobody has the IPv4
+    /// subnet, alone or beside one of IPv6.
+    fn missing_from(&self, leases: &[Lease]) -> Vec<Prefixes> {
+        let leased: BTreeSet<_> = leases.iter().map(Lease::v4).collect();
+        let published = self.published.keys().filter(|subnet| !self.held.contains_key(subnet));
+        published.filter(|subnets| !leased.contains(&subnets.v4())).copied().collect()
+    }
 }
 
 /// The peers of a node if the store is in this state.
 fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefixes, Ipv4Addr> {
     let Some(subnet) = node.previous else { return BTreeMap::new() };
     let own = Lease::reservation(subnet, node.attributes());
-    let (peers, _) = peers::select(state.iter(), &own, network().networks());
+    let (peers, _) = peers::select(state.iter(), &own, node.config().networks());
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
 }
 

@@ -2,19 +2,19 @@
 //! an observer knows that the node was told.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::super::{Command, Event, Machine, Now, OwnEntry, Write};
 use super::claims::Claims;
 use super::store::{Claim, Point, Request, SimStore, unavailable};
 use super::{World, network, timing};
+use crate::config::network::NetworkConfig;
 use crate::control::cache::Known;
-use crate::control::choose::{free_subnets, held_by};
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes};
-use crate::control::snapshot::{Change, Granted, OwnLease, Snapshot};
+use crate::control::snapshot::{Change, Granted, Snapshot, Vacancy};
 use crate::route::Prefixes;
 
 /// What a node asks of the store.
@@ -33,8 +33,8 @@ pub(super) enum Op {
         claimed: Claimed,
     },
     Create {
-        subnet: Prefixes,
-        attributes: LeaseAttributes,
+        wanted: Lease,
+        vacancy: Box<Vacancy>,
         claimed: Claimed,
     },
     /// At the claim of the own address.
@@ -65,6 +65,8 @@ pub(super) struct InFlight {
     pub(super) claims: Claims,
     pub(super) public_ip: Ipv4Addr,
     pub(super) run: u32,
+    /// Of the node's last listing.
+    pub(super) past: u64,
     /// Once the store has carried it out, with the point after it.
     pub(super) answer: Option<(Answer, Point)>,
 }
@@ -98,6 +100,8 @@ pub(super) struct Node {
     pub(super) is_cut: bool,
     pub(super) boot_offset: Duration,
     pub(super) wall_offset: u64,
+    /// How many IPv6 subnets the configuration of this run has; none without IPv6.
+    pub(super) v6_subnets: u16,
     pub(super) previous: Option<Prefixes>,
     /// What the node remembers on disk.
     pub(super) known: Option<Known>,
@@ -150,6 +154,7 @@ impl Node {
             is_cut: false,
             boot_offset,
             wall_offset: 0,
+            v6_subnets: 0,
             previous: None,
             known: None,
             known_past: 0,
@@ -182,7 +187,12 @@ impl Node {
     }
 
     pub(super) fn attributes(&self) -> LeaseAttributes {
-        LeaseAttributes::udp(self.public_ip)
+        attributes(self.public_ip, self.v6_subnets > 0)
+    }
+
+    /// By which this run began.
+    pub(super) fn config(&self) -> NetworkConfig {
+        network(self.v6_subnets)
     }
 
     /// The subnet that the node takes for its own, unless its time is over.
@@ -213,11 +223,15 @@ impl Node {
         assert!(self.request.is_none(), "two requests at once: {op:?} after {:?}", self.request);
         let (asked, claims) = (self.boot(time), self.claims.clone());
         let (public_ip, run) = (self.public_ip, self.run);
-        self.request = Some(InFlight { op, asked, claims, public_ip, run, answer: None });
+        let past = self.mirror.0;
+        self.request = Some(InFlight { op, asked, claims, public_ip, run, past, answer: None });
     }
 
-    fn try_later(&mut self, time: Duration) {
-        let pause = if self.has_twin { 4_000 } else { 500 };
+    pub(super) fn try_later(&mut self, time: Duration) {
+        self.pause(time, if self.has_twin { 4_000 } else { 500 });
+    }
+
+    pub(super) fn pause(&mut self, time: Duration, pause: u64) {
         self.life = Life::Acquiring { at: self.boot(time) + Duration::from_millis(pause) };
     }
 
@@ -227,8 +241,16 @@ impl Node {
         let fresh = Self { run, known_past, ..Self::new(number, identity, self.boot_offset) };
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
         let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
+        let fresh = Self { v6_subnets: self.v6_subnets, ..fresh };
         *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
     }
+}
+
+/// What the node of `public_ip` publishes.
+pub(super) fn attributes(public_ip: Ipv4Addr, has_v6: bool) -> LeaseAttributes {
+    let bits = (0xFD99 << 112) | u128::from(public_ip.to_bits());
+    let public_ipv6 = has_v6.then(|| Ipv6Addr::from_bits(bits));
+    LeaseAttributes { public_ipv6, ..LeaseAttributes::udp(public_ip) }
 }
 
 /// Where and when an operation is carried out.
@@ -240,11 +262,13 @@ pub(super) struct Moment {
     pub(super) cluster: u64,
     /// Of the node when it asked.
     pub(super) public_ip: Ipv4Addr,
+    /// Of its last listing then.
+    pub(super) past: u64,
 }
 
 /// Carries out `op` as of now.
 pub(super) fn execute(store: &mut SimStore, op: &Op, claims: &Claims, moment: Moment) -> Answer {
-    let Moment { time, asked, cluster, public_ip } = moment;
+    let Moment { time, asked, cluster, public_ip, past } = moment;
     let (written, claimed) = match op {
         Op::List => return Answer::Listed(Ok(store.list())),
         Op::Watch { revision, own } => return Answer::Opened(store.watch(*revision, own, cluster)),
@@ -255,10 +279,12 @@ pub(super) fn execute(store: &mut SimStore, op: &Op, claims: &Claims, moment: Mo
         Op::Update { claimed, .. } | Op::Create { claimed, .. } if !store.is_claimed(*claimed) => {
             return Answer::Written(Err(StoreError::Conflict(format!("{claimed:?}"))));
         }
-        Op::Renew { held } => (store.renew(&Request { held, time, asked }), &None),
-        Op::Update { held, claimed } => (store.update(&Request { held, time, asked }), claimed),
-        Op::Create { subnet, attributes, claimed } => {
-            (store.create(*subnet, attributes.clone(), time, asked), claimed)
+        Op::Renew { held } => (store.renew(&Request { held, time, asked, past }), &None),
+        Op::Update { held, claimed } => {
+            (store.update(&Request { held, time, asked, past }), claimed)
+        }
+        Op::Create { wanted: held, vacancy, claimed } => {
+            (store.create(&Request { held, time, asked, past }, vacancy), claimed)
         }
     };
     if let Some((public_ip, _)) = claimed.filter(|_| written.is_ok()) {
@@ -328,66 +354,6 @@ impl World {
         );
     }
 
-    /// The next step of acquiring, by the same choices as `acquire`.
-    fn acquire_on(&mut self, index: usize, answer: Answer) {
-        let time = self.time;
-        let node = &mut self.nodes[index];
-        match answer {
-            Answer::Looked(Ok(found)) => match node.claims.validate(node.public_ip, found.as_ref())
-            {
-                Ok(None) => node.ask(Op::List, time),
-                Ok(Some(revision)) => node.ask(Op::Take { revision }, time),
-                Err(_) => node.try_later(time),
-            },
-            Answer::Taken(Ok(revision)) => {
-                node.claims.written(node.public_ip, revision);
-                node.ask(Op::List, time);
-            }
-            Answer::Listed(Ok(snapshot)) => {
-                let config = network();
-                let held = held_by(&snapshot.leases, node.public_ip, &config, node.previous);
-                if let Some(held) = held {
-                    let held = Lease { attributes: node.attributes(), ..held.clone() };
-                    let claimed = node.claims.still_claimed(node.public_ip);
-                    return node.ask(Op::Update { held, claimed }, time);
-                }
-                let taken: Vec<_> = snapshot.taken(config.networks()).collect();
-                let is_free =
-                    |subnet: &Prefixes| !taken.iter().any(|other| other.overlaps(*subnet));
-                let previous = node.previous.filter(is_free);
-                let v4 = taken.iter().filter_map(|subnets| subnets.v4()).collect();
-                let free = free_subnets(&config.v4, v4, 100);
-                let picked = self.random.choice(&free).copied().map(Prefixes::from);
-                let picked = previous.or(picked);
-                let node = &mut self.nodes[index];
-                match picked {
-                    None => node.try_later(time),
-                    Some(subnet) => {
-                        let attributes = node.attributes();
-                        let claimed = node.claims.still_claimed(node.public_ip);
-                        node.ask(Op::Create { subnet, attributes, claimed }, time);
-                    }
-                }
-            }
-            Answer::Written(Ok(Granted { lease, expires })) => {
-                node.previous = Some(lease.subnets);
-                // What acquiring listed, the machine has not seen.
-                node.mirror = (0, 0);
-                node.keep_at = time;
-                let own = OwnLease { lease, expires, networks: network().networks() };
-                let random = fastrand::Rng::with_seed(self.random.u64(..));
-                let machine = Machine::new(own, timing(), random, node.now(time));
-                node.life = Life::Running(Box::new(machine));
-                self.handle(index, Event::Timer);
-            }
-            Answer::Listed(Err(_))
-            | Answer::Written(Err(_))
-            | Answer::Opened(_)
-            | Answer::Looked(Err(_))
-            | Answer::Taken(Err(_)) => node.try_later(time),
-        }
-    }
-
     /// Brings the node what its watch has, up to the revision `until`. Returns whether it had
     /// anything.
     pub(super) fn deliver_changes(&mut self, index: usize, until: i64, loses: bool) -> bool {
@@ -452,12 +418,14 @@ impl World {
                 }
                 Command::DropWatch => node.watch = None,
                 Command::Write { what, held } => {
-                    let (subnet, claimed) = (held.subnets, None);
+                    let claimed = None;
                     let op = match what {
                         Write::Renew => Op::Renew { held },
                         Write::Restore | Write::Repair => Op::Update { held, claimed },
-                        Write::Retake { .. } => {
-                            Op::Create { subnet, attributes: held.attributes, claimed }
+                        Write::Retake { listed } => {
+                            let wanted = Lease::wanted(held.subnets, held.attributes);
+                            let vacancy = Box::new(Vacancy { listed, replaces: None });
+                            Op::Create { wanted, vacancy, claimed }
                         }
                     };
                     self.ask_write(index, op);

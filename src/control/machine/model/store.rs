@@ -11,7 +11,7 @@ use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::rejected::{RejectReason, Rejected};
-use crate::control::snapshot::{Change, Granted, Snapshot};
+use crate::control::snapshot::{Change, Granted, Snapshot, Vacancy};
 use crate::route::Prefixes;
 
 /// A point in the life of the store: which past, which revision.
@@ -55,13 +55,18 @@ pub(super) struct SimStore {
     leases: i64,
     /// The readable leases after every revision.
     states: BTreeMap<Point, Vec<Lease>>,
-    /// When each key was last changed.
-    pub(super) changed: BTreeMap<Prefixes, Point>,
+    /// When each key was last changed, unless all were since.
+    changed: BTreeMap<Prefixes, Point>,
+    /// When all data were lost last.
+    wiped: Point,
     /// Who was ever in an entry.
     pub(super) ever: BTreeSet<(Prefixes, Ipv4Addr)>,
-    /// Keys whose owners cannot rely on the lease alone, because an operator was at them.
-    pub(super) meddled: BTreeSet<Prefixes>,
+    /// Where owners cannot rely on the lease alone: an operator was at it, or a flannel node, which
+    /// compares nothing with what it writes over.
+    meddled: BTreeSet<Prefixes>,
     pub(super) deleted: BTreeSet<Prefixes>,
+    /// What was ever unreadable.
+    junk: BTreeSet<Prefixes>,
 }
 
 /// What a write would put.
@@ -70,6 +75,8 @@ pub(super) struct Request<'a> {
     pub(super) time: Duration,
     /// The asking node's boot clock when it asked.
     pub(super) asked: Duration,
+    /// Of the last listing of the asking node.
+    pub(super) past: u64,
 }
 
 pub(super) fn unavailable() -> StoreError {
@@ -122,6 +129,13 @@ impl SimStore {
 
     fn put(&mut self, subnet: Prefixes, value: Option<LeaseAttributes>, lease: i64) -> Lease {
         self.revision += 1;
+        let put = self.set(subnet, value, lease);
+        self.remember();
+        put
+    }
+
+    /// Puts in the revision of now.
+    fn set(&mut self, subnet: Prefixes, value: Option<LeaseAttributes>, lease: i64) -> Lease {
         let revision = self.revision;
         let created = self.entries.get(&subnet).map_or(revision, |entry| entry.created);
         if let Some(value) = &value {
@@ -136,7 +150,6 @@ impl SimStore {
             Err(rejected) => (Change::Rejected(rejected), None),
         };
         self.history.push((revision, change));
-        self.remember();
         lease.unwrap_or_else(|| Lease {
             subnets: subnet,
             key: subnet.key(),
@@ -150,13 +163,31 @@ impl SimStore {
     /// Deletes in one revision.
     fn delete(&mut self, subnets: &[Prefixes]) {
         self.revision += 1;
-        for subnet in subnets {
-            self.entries.remove(subnet);
-            self.changed.insert(*subnet, (self.past, self.revision));
-            let change = Change::Deleted { key: subnet.key(), revision: self.revision };
-            self.history.push((self.revision, change));
-        }
+        subnets.iter().for_each(|subnet| self.remove(*subnet));
         self.remember();
+    }
+
+    /// Deletes in the revision of now.
+    fn remove(&mut self, subnet: Prefixes) {
+        self.entries.remove(&subnet);
+        self.changed.insert(subnet, self.point());
+        let change = Change::Deleted { key: subnet.key(), revision: self.revision };
+        self.history.push((self.revision, change));
+    }
+
+    /// When the entry of a key was changed last.
+    pub(super) fn changed_at(&self, subnet: Prefixes) -> Point {
+        self.changed.get(&subnet).copied().unwrap_or_default().max(self.wiped)
+    }
+
+    /// Whether another entry that overlaps it was ever unreadable.
+    pub(super) fn was_junk_over(&self, subnet: Prefixes) -> bool {
+        self.junk.iter().any(|junk| *junk != subnet && junk.overlaps(subnet))
+    }
+
+    /// Whether the owner of `subnet` cannot rely on its lease alone.
+    pub(super) fn is_meddled(&self, subnet: Prefixes) -> bool {
+        self.meddled.iter().any(|meddled| meddled.overlaps(subnet))
     }
 
     /// Ends the leases whose time is over.
@@ -287,23 +318,98 @@ impl SimStore {
             }
             return Err(StoreError::Conflict(held.key.clone()));
         }
-        let lease = self.put(held.subnets, Some(held.attributes.clone()), id);
+        let put = self.put(held.subnets, Some(held.attributes.clone()), id);
+        // A write does not tell who made the entry, and when.
+        let lease = Lease { created_revision: held.created_revision, ..put };
         Ok(Self::granted(lease, request.asked))
     }
 
+    /// Takes a subnet: the entry is absent, one that it `replaces` as it was, and nothing was
+    /// written since the listing, or, without IPv6, no entry has the subnet beside an IPv6 one.
     pub(super) fn create(
+        &mut self,
+        request: &Request<'_>,
+        vacancy: &Vacancy,
+    ) -> Result<Granted, StoreError> {
+        let (lease, replaces) = (vacancy.entry(request.held), vacancy.replaces.as_ref());
+        let subnets = lease.subnets;
+        let (id, fresh) = self.extend(lease.lifetime, request.time);
+        let mut entries = self.entries.iter();
+        let is_free = if vacancy.compares_all(&lease) {
+            entries.all(|(_, entry)| entry.revision <= vacancy.listed)
+        } else {
+            entries.all(|(other, _)| other.v4() != subnets.v4() || other.v6().is_none())
+        };
+        let is_absent = !self.entries.contains_key(&subnets);
+        if !is_absent || !is_free || replaces.is_some_and(|before| !self.unchanged(before)) {
+            if fresh {
+                self.ends.remove(&id);
+            }
+            return Err(StoreError::Conflict(lease.key));
+        }
+        self.assert_vacant(subnets, replaces, request.past);
+        self.revision += 1;
+        let first = self.point();
+        let lease = self.set(subnets, Some(lease.attributes), id);
+        if let Some(before) = replaces {
+            self.remove(before.subnets);
+            self.deleted.insert(before.subnets);
+        }
+        self.remember();
+        self.assert_one_owner(subnets, replaces, first);
+        Ok(Self::granted(lease, request.asked))
+    }
+
+    /// The observer: what a node takes is nobody else's, of either family. Not if the data of its
+    /// last listing were lost since: then neither revision nor entry says anything.
+    fn assert_vacant(&self, subnets: Prefixes, replaces: Option<&Lease>, past: u64) {
+        let others = self.entries.keys();
+        let mut others =
+            others.filter(|other| replaces.is_none_or(|before| before.subnets != **other));
+        let other = others.find(|other| other.overlaps(subnets) && self.past == past);
+        assert!(other.is_none(), "{subnets} is taken, and overlaps {other:?}");
+    }
+
+    /// The observer: while a node's key changes from that of `replaces`, the others never see it
+    /// without its IPv4 subnet, if that stays, or twice.
+    fn assert_one_owner(&self, subnets: Prefixes, replaces: Option<&Lease>, first: Point) {
+        let Some(before) = replaces.filter(|before| before.v4() == subnets.v4()) else { return };
+        for (point, state) in self.states.range(first..) {
+            let owners = state.iter().filter(|lease| lease.v4() == subnets.v4());
+            let count = owners.count();
+            assert_eq!(count, 1, "of {} there are {count} entries at {point:?}", before.subnets);
+        }
+    }
+
+    /// A flannel node writes an entry that nobody else has, or any.
+    pub(super) fn flannel_puts(
         &mut self,
         subnet: Prefixes,
         attributes: LeaseAttributes,
         time: Duration,
-        asked: Duration,
-    ) -> Result<Granted, StoreError> {
-        if self.entries.contains_key(&subnet) {
-            return Err(StoreError::Conflict(subnet.key()));
+        compares: bool,
+    ) -> bool {
+        let found = self.entries.get(&subnet);
+        if compares && found.is_some() {
+            return false;
+        }
+        let address = |value: &LeaseAttributes| value.public_ip == attributes.public_ip;
+        if found.is_some_and(|found| !found.value.as_ref().is_some_and(address)) {
+            self.meddled.insert(subnet);
         }
         let id = self.grant(time);
-        let lease = self.put(subnet, Some(attributes), id);
-        Ok(Self::granted(lease, asked))
+        self.put(subnet, Some(attributes), id);
+        true
+    }
+
+    /// A flannel node deletes what a listing showed as its own.
+    pub(super) fn flannel_deletes(&mut self, subnet: Prefixes, public_ip: Ipv4Addr) {
+        let Some(found) = self.entries.get(&subnet) else { return };
+        if found.value.as_ref().is_none_or(|value| value.public_ip != public_ip) {
+            self.meddled.insert(subnet);
+        }
+        self.deleted.insert(subnet);
+        self.delete(&[subnet]);
     }
 
     /// An operator deletes keys, all at once.
@@ -321,13 +427,16 @@ impl SimStore {
         lease: bool,
     ) {
         self.meddled.insert(subnet);
+        if value.is_none() {
+            self.junk.insert(subnet);
+        }
         let id = self.entries.get(&subnet).map_or(0, |entry| entry.lease);
         self.put(subnet, value, if lease { id } else { 0 });
     }
 
     /// Another cluster, empty, in place of this one; its revisions may be ahead of ours, and if it
     /// was made as this one was, it has the same id.
-    pub(super) fn wipe(&mut self, revision: i64, keeps_id: bool, all: &[Prefixes]) {
+    pub(super) fn wipe(&mut self, revision: i64, keeps_id: bool, network: Prefixes) {
         self.past += 1;
         self.cluster += u64::from(!keeps_id);
         self.revision = revision;
@@ -337,10 +446,8 @@ impl SimStore {
         self.claimed.clear();
         self.history.clear();
         self.ends.clear();
-        self.meddled.extend(all);
-        for subnet in all {
-            self.changed.insert(*subnet, (self.past, revision));
-        }
+        self.meddled.insert(network);
+        self.wiped = self.point();
         self.remember();
     }
 }

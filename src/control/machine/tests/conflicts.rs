@@ -72,6 +72,8 @@ fn own_lease_missing_from_listing_alone_is_taken_again() {
     assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
     let written = Event::Written(Ok(granted(lease(OWN, 1, 501), 3600)));
     assert_eq!(end(&machine.handle(written, at(3600))), None);
+    let all = [peers(), vec![lease(OWN, 1, 501)]].concat();
+    machine.handle(listing(&all, 501), at(3600));
     // By hand, under the watch, it goes for good.
     let commands = machine.handle(Event::Changed(Ok(vec![deleted(OWN, 502)])), at(3601));
     assert_eq!(end(&commands), Some(End { new_owner: None }));

@@ -1,0 +1,80 @@
+//! How a simulated node gets its subnet, by the same choices as `acquire`.
+
+use super::super::{Event, Machine};
+use super::node::{Answer, Life, Op};
+use super::{World, timing};
+use crate::control::choose::{free_of, free_subnets, held_by};
+use crate::control::lease::Lease;
+use crate::control::snapshot::{Granted, OwnLease, Snapshot, Vacancy};
+use crate::route::Prefixes;
+
+impl World {
+    /// The next step of acquiring.
+    pub(super) fn acquire_on(&mut self, index: usize, answer: Answer) {
+        let time = self.time;
+        let node = &mut self.nodes[index];
+        match answer {
+            Answer::Looked(Ok(found)) => match node.claims.validate(node.public_ip, found.as_ref())
+            {
+                Ok(None) => node.ask(Op::List, time),
+                Ok(Some(revision)) => node.ask(Op::Take { revision }, time),
+                Err(_) => node.try_later(time),
+            },
+            Answer::Taken(Ok(revision)) => {
+                node.claims.written(node.public_ip, revision);
+                node.ask(Op::List, time);
+            }
+            Answer::Listed(Ok(snapshot)) => {
+                let op = self.choose(index, &snapshot);
+                let node = &mut self.nodes[index];
+                match op {
+                    Some(op) => node.ask(op, time),
+                    None => node.pause(time, 10_000),
+                }
+            }
+            Answer::Written(Ok(Granted { lease, expires })) => {
+                node.previous = Some(lease.subnets);
+                // What acquiring listed, the machine has not seen.
+                node.mirror = (0, 0);
+                node.keep_at = time;
+                let own = OwnLease { lease, expires, networks: node.config().networks() };
+                let random = fastrand::Rng::with_seed(self.random.u64(..));
+                let machine = Machine::new(own, timing(), random, node.now(time));
+                node.life = Life::Running(Box::new(machine));
+                self.handle(index, Event::Timer);
+            }
+            Answer::Listed(Err(_))
+            | Answer::Written(Err(_))
+            | Answer::Opened(_)
+            | Answer::Looked(Err(_))
+            | Answer::Taken(Err(_)) => node.try_later(time),
+        }
+    }
+
+    /// What a node that starts writes by a listing; `None` if nothing is free.
+    fn choose(&mut self, index: usize, snapshot: &Snapshot) -> Option<Op> {
+        let node = &self.nodes[index];
+        let (config, attributes) = (node.config(), node.attributes());
+        let claimed = node.claims.still_claimed(node.public_ip);
+        let held = held_by(&snapshot.leases, node.public_ip, &config, node.previous);
+        if let Some(held) = held.filter(|held| config.is_leasable(held.subnets)) {
+            let held = Lease { attributes, ..held.clone() };
+            return Some(Op::Update { held, claimed });
+        }
+        let taken: Vec<_> = snapshot.taken_beside(held, config.networks()).collect();
+        let kept = held.map(|held| held.subnets).or(node.previous);
+        let kept = kept.and_then(|kept| config.leasable(free_of(kept, &taken)?));
+        let free = free_subnets(&config.v4, taken.iter().filter_map(|it| it.v4()).collect(), 100);
+        let v4 = kept.and_then(Prefixes::v4).or_else(|| self.random.choice(&free).copied())?;
+        let mut v6 = None;
+        if let Some(range) = &config.v6 {
+            let taken = taken.iter().filter_map(|it| it.v6()).collect();
+            let free = free_subnets(range, taken, 100);
+            let picked = kept.and_then(Prefixes::v6);
+            v6 = Some(picked.or_else(|| self.random.choice(&free).copied())?);
+        }
+        let vacancy = Vacancy { listed: snapshot.revision, replaces: held.cloned() };
+        let wanted = Lease::wanted(Prefixes::of_v4(v4, v6), attributes);
+        Some(Op::Create { wanted, vacancy: Box::new(vacancy), claimed })
+    }
+}
