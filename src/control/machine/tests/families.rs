@@ -58,6 +58,19 @@ fn a_peer_whose_families_change_did_not_vanish() {
 }
 
 #[test]
+fn a_peer_that_has_another_entry_did_not_vanish() {
+    let peers: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect();
+    let mut machine = watching_peers(&lease(OWN, 1, 7), &peers);
+    // As flanneld would leave it, which makes the new entry before the old one ends.
+    let others = (1..=4).map(|n| Change::Put(dual(n, 10 + n, 10 + i64::from(n))));
+    machine.handle(Event::Changed(Ok(others.collect())), at(10));
+    let changes = peers.iter().map(|lease| gone(lease, 15)).collect();
+    let commands = machine.handle(Event::Changed(Ok(changes)), at(20));
+    assert!(!says(&commands, "ALARM"), "nobody vanished: {commands:?}");
+    assert_eq!(counts(&commands), Some((4, 0)), "a peer is lost, or held");
+}
+
+#[test]
 fn peers_of_which_only_ipv4_is_used_are_held_when_they_vanish() {
     let peers: Vec<_> = (1..=4).map(|n| dual(n, 10 + n, i64::from(n))).collect();
     let mut machine = watching_peers(&lease(OWN, 1, 7), &peers);
