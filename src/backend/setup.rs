@@ -57,6 +57,8 @@ pub struct Setup {
     pub networks_v6: [Option<Prefix<Ipv6Addr>>; 2],
     /// This host's lease.
     pub subnet: Prefix,
+    /// The same of IPv6, if nodes have it.
+    pub subnet_v6: Option<Prefix<Ipv6Addr>>,
     /// What this node publishes with it.
     pub attributes: LeaseAttributes,
     /// Tells whether the peers are from the store, or from the cache of a start without it.

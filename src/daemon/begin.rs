@@ -91,6 +91,7 @@ impl Start<'_> {
             networks_v6: [Some(begun.plan.network.networks()), previous.networks]
                 .map(|networks| networks?.v6()),
             subnet: v4_of(&begun.held)?,
+            subnet_v6: begun.held.subnets().v6(),
             attributes: prepared.attributes.clone(),
             control: manager.status(),
             dataplane: options.dataplane,

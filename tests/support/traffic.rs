@@ -59,10 +59,11 @@ pub(crate) fn payload(serial: u64, length: usize) -> Vec<u8> {
 pub(crate) fn tcp_transfer(
     client: &Namespace,
     server: &Namespace,
-    address: Ipv4Addr,
+    address: impl Into<IpAddr>,
     bytes: u64,
     both_ways: bool,
 ) -> Duration {
+    let address = address.into();
     let listener = server.enter(|| TcpListener::bind((address, 0))).expect("the server listens");
     let target = listener.local_addr().expect("a listener has an address");
     let started = Instant::now();

@@ -9,26 +9,26 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 508, 4345),
-    ("backend", 6024, 60804),
+    (".", 508, 4350),
+    ("backend", 6197, 62741),
     ("bin", 15, 144),
     ("config", 1759, 18036),
-    ("daemon", 3588, 36858),
+    ("daemon", 3590, 36901),
     ("control", 5655, 56877),
     ("device", 482, 5189),
     ("engine", 1846, 17245),
     ("fast_path", 571, 5164),
     ("forward", 664, 6067),
-    ("host", 2742, 29021),
+    ("host", 2779, 29582),
     ("netfilter", 1213, 11996),
     ("offload", 769, 7187),
     ("packet", 685, 6871),
     ("rights", 55, 575),
     ("route", 424, 4382),
     ("stats", 249, 2205),
-    ("status", 558, 3933),
+    ("status", 559, 3941),
     ("sys", 1131, 12036),
-    ("tool", 5114, 54801),
+    ("tool", 5126, 55003),
 ];
 
 /// Lines and tokens.

@@ -13,12 +13,12 @@ use crate::support::status::Status;
 
 const NETWORKS: &str = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48""#;
 
-fn config(backend: &str) -> String {
+pub(super) fn config(backend: &str) -> String {
     format!(r#"{{{NETWORKS},"Backend":{{"Type":"{backend}"}}}}"#)
 }
 
 /// The lab with IPv6 between and inside the hosts.
-fn lab() -> Lab {
+pub(super) fn lab() -> Lab {
     let lab = Lab::two_hosts();
     for (index, host) in lab.hosts.iter().enumerate() {
         host.exec(&["sysctl", "-qw", "net.ipv6.conf.all.forwarding=1"]);
@@ -29,13 +29,13 @@ fn lab() -> Lab {
 }
 
 /// A daemon with its subnets: that of IPv6 as subnet.env has it, with its gateway.
-struct Node {
-    daemon: Process,
-    lease: SubnetEnv,
-    v6: String,
+pub(super) struct Node {
+    pub(super) daemon: Process,
+    pub(super) lease: SubnetEnv,
+    pub(super) v6: String,
 }
 
-fn start(lab: &Lab, dir: &Path, host: usize, store: &str) -> Node {
+pub(super) fn start(lab: &Lab, dir: &Path, host: usize, store: &str) -> Node {
     let home = dir.join(format!("h{host}"));
     let mut daemon = lab.weftd(host, &home, &[store]);
     let lease = SubnetEnv::wait(&home.join("subnet.env"), &mut daemon);
@@ -45,7 +45,7 @@ fn start(lab: &Lab, dir: &Path, host: usize, store: &str) -> Node {
 }
 
 /// Gives a pod an address of its host's IPv6 subnet, and returns it.
-fn connect(lab: &Lab, host: usize, node: &Node) -> String {
+pub(super) fn connect(lab: &Lab, host: usize, node: &Node) -> String {
     let (gateway, length) = node.v6.split_once('/').unwrap();
     let pod = gateway.strip_suffix("::1").map(|network| format!("{network}::2")).unwrap();
     lab.hosts[host].exec(&["ip", "address", "add", &node.v6, "dev", "pod0", "nodad"]);
@@ -55,7 +55,7 @@ fn connect(lab: &Lab, host: usize, node: &Node) -> String {
     pod
 }
 
-fn network(v6: &str) -> String {
+pub(super) fn network(v6: &str) -> String {
     v6.replace("::1/", "::/")
 }
 
@@ -74,9 +74,10 @@ fn wait_for_route(lab: &Lab, host: usize, to: &str, gateway: Option<&str>) {
 }
 
 #[track_caller]
-fn wait_for_pings(lab: &Lab, from: usize, to: &str) {
+pub(super) fn wait_for_pings(lab: &Lab, from: usize, to: &str, payload_bytes: u16) {
+    let size = payload_bytes.to_string();
     wait_until(SOON, &format!("pod {from} reaches {to}"), || {
-        let argv = ["ping", "-6", "-q", "-c1", "-W1", "-Mdo", "-s1452", to];
+        let argv = ["ping", "-6", "-q", "-c1", "-W1", "-Mdo", "-s", &size, to];
         lab.pods[from].succeeds(&argv)
     });
 }
@@ -92,7 +93,7 @@ fn host_gw_carries_both_families_and_follows_addresses() {
     let networks = [0, 1].map(|host| network(&nodes[host].v6));
     for (own, other) in [(0, 1), (1, 0)] {
         wait_for_route(&lab, own, &networks[other], Some(&format!("fd99::{}", other + 1)));
-        wait_for_pings(&lab, own, &pods[other]);
+        wait_for_pings(&lab, own, &pods[other], 1452);
         assert!(lab.ping(own, nodes[other].lease.pod_address(), 1472), "IPv4 is not carried");
     }
     let key = |host: usize| {
@@ -113,12 +114,12 @@ fn host_gw_carries_both_families_and_follows_addresses() {
     lab.hosts[1].exec(&["ip", "address", "add", "fd99::12/64", "dev", "wire0", "nodad"]);
     lab.hosts[1].exec(&["ip", "address", "del", "fd99::2/64", "dev", "wire0"]);
     wait_for_route(&lab, 0, &networks[1], Some("fd99::12"));
-    wait_for_pings(&lab, 0, &pods[1]);
+    wait_for_pings(&lab, 0, &pods[1], 1452);
     assert!(std::fs::read_to_string(key(1)).unwrap().contains(r#""PublicIPv6":"fd99::12""#));
 
     let [mut first, second] = nodes;
     first.daemon.stop(Signal::TERM, Duration::from_secs(5));
-    wait_for_pings(&lab, 1, &pods[0]);
+    wait_for_pings(&lab, 1, &pods[0], 1452);
     let env = dir.path().join("h0/subnet.env");
     let subnet_file = format!("--subnet-file={}", env.display());
     lab.hosts[0].exec(&[env!("CARGO_BIN_EXE_weft"), "cleanup", &subnet_file]);
@@ -234,7 +235,7 @@ fn a_host_without_a_usable_address_of_ipv6_is_refused_by_name() {
 #[test]
 fn backends_without_ipv6_refuse_it_by_name() {
     let lab = lab();
-    for backend in ["udp", "vxlan", "extension"] {
+    for backend in ["udp", "extension"] {
         let dir = tempfile::tempdir().unwrap();
         let store = local_store(dir.path(), &config(backend));
         let mut daemon = lab.weftd(0, &dir.path().join("h0"), &[&store]);
