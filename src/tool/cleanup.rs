@@ -116,7 +116,7 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
         let removed = flavour.remove_rules(Family::ALL).await;
         account.take(format!("the rules of {}", flavour.name()), removed);
     }
-    account.take("the guard of the tunnel's port", remove_guards(|_| true).await);
+    account.take("the guard of the tunnel's port", remove_guards(|_, _| true).await);
     Ok(())
 }
 

@@ -353,6 +353,39 @@ fn what_keeps_the_ipv6_device_from_being_made_costs_no_ipv4() {
 }
 
 #[test]
+fn the_guard_keeps_strangers_from_the_tunnel_of_ipv6_as_well() {
+    let mut pair = Pair::start(&config("vxlan"));
+    let home = pair.home(0);
+    let guarded = |pair: &mut Pair| {
+        pair.nodes[0].daemon.stop(Signal::TERM, Duration::from_secs(5));
+        let flags = [pair.store.as_str(), "--guard", "--iptables-resync=1"];
+        pair.nodes[0].daemon = pair.lab.weftd(0, &home, &flags);
+        wait_until(START, "the guard is in place", || {
+            Status::try_of(&home).is_some_and(|status| status.0["guard"]["in_place"] == true)
+        });
+    };
+    guarded(&mut pair);
+    pair.wait_for_traffic();
+    pair.host(1).exec(&["ip", "address", "add", "fd99::66/64", "dev", "wire0", "nodad"]);
+    let dropped = || Status::of(&home).0["guard"]["dropped_from_strangers"].as_u64().unwrap();
+    let before = dropped();
+    let stranger = pair.host(1).enter(|| std::net::UdpSocket::bind("[fd99::66]:0")).unwrap();
+    // VXLAN's header, with VNI 1, and an Ethernet frame of nobody.
+    let mut datagram = [0; 64];
+    (datagram[0], datagram[6]) = (8, 1);
+    stranger.send_to(&datagram, "[fd99::1]:8472").unwrap();
+    wait_until(SOON, "what a stranger sends is dropped", || dropped() == before + 1);
+    pair.wait_for_traffic();
+    let tables = |pair: &Pair| pair.host(0).exec(&["nft", "list", "tables"]);
+    assert!(tables(&pair).contains("table ip6 weft-guard-10.5.0.0-16"), "{}", tables(&pair));
+    // Without IPv6 there is no tunnel to guard.
+    std::fs::write(pair.dir.path().join("store/config"), ALONE).unwrap();
+    guarded(&mut pair);
+    wait_until(SOON, "the guard of IPv6 is gone", || !tables(&pair).contains("table ip6 weft"));
+    assert!(tables(&pair).contains("table ip weft-guard-10.5.0.0-16"), "{}", tables(&pair));
+}
+
+#[test]
 fn advertisements_inside_the_overlay_are_not_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let store = local_store(dir.path(), &config("vxlan"));
