@@ -69,7 +69,7 @@ impl BackendKind {
 
     /// Whether nodes can have IPv6 subnets as well.
     pub const fn has_ipv6(self) -> bool {
-        matches!(self, Self::Alloc | Self::HostGw | Self::Vxlan)
+        !matches!(self, Self::Udp)
     }
 
     /// Whether weftd runs commands of the operator's, which may need any right.
