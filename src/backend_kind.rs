@@ -67,11 +67,6 @@ impl BackendKind {
         matches!(self, Self::Udp | Self::Vxlan)
     }
 
-    /// Whether nodes can have IPv6 subnets as well.
-    pub const fn has_ipv6(self) -> bool {
-        matches!(self, Self::Alloc | Self::HostGw | Self::Udp)
-    }
-
     /// Whether hosts reach each other's IPv6 subnets by IPv6 addresses of theirs.
     pub const fn has_ipv6_underlay(self) -> bool {
         !matches!(self, Self::Udp)

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use weft::netfilter::diff::Trigger;
-use weft::netfilter::guard::{self, Guard};
+use weft::netfilter::guard::{self, TunnelGuard};
 use weft::netfilter::rules::{Family, Purpose, Rule, Wanted};
 use weft::netfilter::{iptables, nftables};
 use weft::route::{Prefix, Prefixes};
@@ -129,22 +129,25 @@ fn nft(json: &str, wanted: &Wanted, family: Family, trigger: Trigger) {
     }
     if let Ok(Some(input)) = nftables::removal(json, guard::is_guard) {
         for line in input.lines() {
-            let name = line.strip_prefix("delete table ip ").expect("a table of IPv4");
+            let of = |family: &str| line.strip_prefix("delete table ")?.strip_prefix(family);
+            let name = of("ip ").or_else(|| of("ip6 ")).expect("a table of a family");
             let network = name.rsplit_once("guard-").map(|(_, key)| Prefix::from_key(key));
             let network = network.and_then(Result::ok).expect("a table of a network");
             assert_eq!(name, guard::table_name(network));
         }
     }
     let Ok(found) = guard::ListedGuard::parse(json) else { return };
-    let wanted = Guard {
+    let network = wanted.networks.v4().expect("a network of IPv4");
+    let wanted = TunnelGuard {
+        table: guard::table_name(network),
         tunnel: TunnelEnd::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
-        network: wanted.networks.v4().expect("a network of IPv4"),
+        network,
         peers: BTreeSet::from([Ipv4Addr::new(192, 0, 2, 2), Ipv4Addr::new(192, 0, 2, 3)]),
     };
     let edits = wanted.edits(&found).unwrap_or_default();
     for line in edits.lines() {
         let words: Vec<_> = line.split(' ').collect();
         assert!(["add", "delete"].contains(&words[0]), "{line}");
-        assert_eq!(words[2..4], ["ip", &guard::table_name(wanted.network)], "{line}");
+        assert_eq!(words[2..4], ["ip", &wanted.table], "{line}");
     }
 }

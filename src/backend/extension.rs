@@ -6,6 +6,7 @@ mod hosts;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,13 +18,14 @@ use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
 use crate::backend::error::StartResult;
-use crate::backend::setup::{INTERFACE_PERIOD, Setup};
+use crate::backend::family::CarriedFamily;
+use crate::backend::setup::{INTERFACE_PERIOD, Setup, addresses};
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
 use crate::config::network::{CommandLine, ExtensionBackendConfig};
 use crate::control::changes::next_value;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
-use crate::host::follower::HostFollower;
+use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
 use crate::route::Prefix;
 
@@ -62,7 +64,7 @@ pub(super) async fn introduce(
             None
         }
     };
-    let attributes = LeaseAttributes::of(KIND, external.public_address, data);
+    let attributes = LeaseAttributes { backend_data: data, ..addresses(KIND, external) };
     attributes.to_json()?;
     Ok(attributes)
 }
@@ -81,20 +83,18 @@ impl ExtensionBackend {
     pub async fn start(setup: &Setup, settings: ExtensionBackendConfig) -> StartResult<Self> {
         match &settings.post_startup {
             Some(command) => {
-                let variables = vec![
-                    ("NETWORK", setup.network.to_string()),
-                    ("SUBNET", setup.subnet.to_string()),
-                    ("PUBLIC_IP", setup.attributes.public_ip.to_string()),
-                    ("IPV6SUBNET", String::new()),
-                    ("PUBLIC_IPV6", String::new()),
-                ];
+                let v6 = setup.subnet_v6.zip(setup.attributes.public_ipv6);
+                let mut variables = addresses_of(setup.subnet, setup.attributes.public_ip, v6);
+                variables.push(("NETWORK", setup.network.to_string()));
                 run_and_log(command, &variables, "").await?;
             }
             None => info!("No post startup command configured - skipping"),
         }
         let reporter = Reporter::new(setup);
         reporter.state(|state| state.description = describe(&setup.external));
-        let host = HostFollower::new(setup.following(Vec::new(), INTERFACE_PERIOD))?;
+        let following = setup.following(Vec::new(), INTERFACE_PERIOD);
+        let networks_v6 = setup.networks_v6();
+        let host = HostFollower::new(Following { networks_v6, ..following })?;
         Ok(Self { settings, host, reporter, hosts: Hosts::default() })
     }
 
@@ -120,21 +120,29 @@ async fn follow_interface(
 ) -> Infallible {
     let has_start_commands = settings.pre_startup.is_some() || settings.post_startup.is_some();
     loop {
-        let before = host.external().address;
+        let before = own_addresses(host.external());
         host.next().await;
         let external = host.external();
         reporter.follow(external, external.mtu_bytes);
-        let wrong = host.lost_address().cloned();
+        let wrong = host.lost_address().cloned().or_else(|| host.lost_v6_address());
         reporter.state(|state| (state.description, state.wrong) = (describe(external), wrong));
-        if has_start_commands && external.address != before {
-            let address = external.address;
-            warn!(
-                "The commands of the start are not run again for the new address {address}: if \
-                 they set something up for {before}, restart weftd"
-            );
+        let now = own_addresses(external);
+        for (address, before) in now.iter().zip(&before).filter(|_| has_start_commands) {
+            if address != before {
+                warn!(
+                    "The commands of the start are not run again for the new address {address}: \
+                     if they set something up for {before}, restart weftd"
+                );
+            }
         }
         host.finish(true);
     }
+}
+
+/// As many as at the start.
+fn own_addresses(external: &ExternalInterface) -> Vec<IpAddr> {
+    let v6 = external.v6.map(|v6| v6.address.into());
+    [external.address.into()].into_iter().chain(v6).collect()
 }
 
 async fn follow_leases(
@@ -175,9 +183,11 @@ async fn follow_leases(
 fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
     let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
     for lease in reporter.of_kind(peers, KIND) {
-        let public_ip = lease.attributes.public_ip;
-        match (lease.v4(), data_of(&lease.attributes)) {
-            (Some(subnet), Some(data)) => drop(wanted.insert(subnet, Peer { public_ip, data })),
+        match (Ipv4Addr::peer(lease), data_of(&lease.attributes)) {
+            (Some((subnet, public_ip)), Some(data)) => {
+                let peer = Peer { public_ip, v6: Ipv6Addr::peer(lease), data };
+                wanted.insert(subnet, peer);
+            }
             (None, _) | (_, None) => unusable += 1,
         }
     }
@@ -219,8 +229,23 @@ async fn run_for(
     peer: &Peer,
 ) -> Result<(), CommandError> {
     let Some(command) = command else { return Ok(()) };
-    let variables = vec![("SUBNET", subnet.to_string()), ("PUBLIC_IP", peer.public_ip.to_string())];
+    let variables = addresses_of(subnet, peer.public_ip, peer.v6);
     run_and_log(command, &variables, &peer.data).await.map(drop)
+}
+
+/// A node's subnets and addresses, in flannel's words; empty of IPv6, if it has none.
+fn addresses_of(
+    subnet: Prefix,
+    public_ip: Ipv4Addr,
+    v6: Option<(Prefix<Ipv6Addr>, Ipv6Addr)>,
+) -> Variables {
+    let (subnet_v6, public_ipv6) = v6.unzip();
+    vec![
+        ("SUBNET", subnet.to_string()),
+        ("PUBLIC_IP", public_ip.to_string()),
+        ("IPV6SUBNET", subnet_v6.map(|it| it.to_string()).unwrap_or_default()),
+        ("PUBLIC_IPV6", public_ipv6.map(|it| it.to_string()).unwrap_or_default()),
+    ]
 }
 
 async fn run_and_log(
@@ -241,8 +266,6 @@ fn data_of(attributes: &LeaseAttributes) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
 
     #[test]

@@ -1,7 +1,7 @@
 //! The backends without workers or commands: make the kernel's routes, neighbours and forwarding
 //! entries what the leases ask for, if anything. The kernel goes on without weftd.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -9,25 +9,24 @@ use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::info;
 
+use crate::backend::family::CarriedFamily;
 use crate::backend::host_gw;
 use crate::backend::kernel_health::KernelHealth;
-use crate::backend::kernel_tables::{FamilyTables, Made};
+use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{PeerHosts, Reporter};
-use crate::backend::vxlan::VxlanDevice;
+use crate::backend::vxlan::VxlanReserved;
 use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
 use crate::control::lease::{Lease, Peers};
 use crate::control::status::ControlStatus;
-use crate::failure::{LogOnce, with_causes};
+use crate::failure::with_causes;
 use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
-use crate::host::netlink::{NetlinkError, neighbours};
-use crate::host::state::KernelFamily;
-use crate::host::tables::{Desired, Device, Ways};
+use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
@@ -38,7 +37,7 @@ const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 /// What is particular to each of these backends.
 #[derive(Debug)]
 pub(super) enum Means {
-    Vxlan(Box<VxlanDevice>),
+    Vxlan(VxlanReserved),
     HostGw,
     /// Nothing of ours: something else carries the packets.
     Alloc,
@@ -58,25 +57,9 @@ impl Means {
     /// is reached.
     fn follows(&self) -> (Duration, bool) {
         match self {
-            Self::Vxlan(device) => (VXLAN_PERIOD, device.settings.direct_routing),
+            Self::Vxlan(vxlan) => (VXLAN_PERIOD, vxlan.is_direct()),
             Self::HostGw => (HOST_GW_PERIOD, false),
             Self::Alloc => (INTERFACE_PERIOD, false),
-        }
-    }
-
-    fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
-        match self {
-            Self::Vxlan(device) => device.mtu_bytes(external),
-            Self::HostGw | Self::Alloc => external.mtu_bytes,
-        }
-    }
-
-    /// The backend in one line, for the log and the status.
-    fn describe(&self, external: &ExternalInterface) -> String {
-        match self {
-            Self::Vxlan(device) => device.describe(external),
-            Self::HostGw => host_gw::describe(external),
-            Self::Alloc => "alloc: a subnet only, no data plane".to_owned(),
         }
     }
 }
@@ -87,43 +70,37 @@ pub struct KernelBackend {
     host: HostFollower,
     v4: FamilyTables<Ipv4Addr>,
     v6: FamilyTables<Ipv6Addr>,
-    /// The address of the overlay's device.
-    address: Ipv4Addr,
     control: Arc<ControlStatus>,
     pub(super) reporter: Reporter,
-    /// The MTU that the device was last given.
-    imposed_mtu_bytes: Option<u32>,
     /// Of those whose packets the kernel carries.
     health: Option<KernelHealth>,
-    logged: BTreeMap<&'static str, LogOnce>,
 }
 
 impl KernelBackend {
-    /// Makes the device, or takes over the one that an earlier run left.
+    /// Makes the devices, or takes over those that an earlier run left.
     pub(super) async fn start(setup: &Setup, means: Means) -> Result<Self, NetlinkError> {
         let (period, all_route_events) = means.follows();
         let following = setup.following(setup.networks(), period);
         let networks_v6 = setup.networks_v6();
+        let (v4, v6) = match &means {
+            Means::Vxlan(vxlan) => {
+                (Some(vxlan.device(setup.subnet)), vxlan.device_v6(setup.subnet_v6).await?)
+            }
+            Means::HostGw | Means::Alloc => (None, None),
+        };
         let mut backend = Self {
             means,
             host: HostFollower::new(Following { all_route_events, networks_v6, ..following })?,
-            v4: FamilyTables::new(setup.networks()),
-            v6: FamilyTables::new(setup.networks_v6()),
-            address: setup.subnet.network(),
+            v4: FamilyTables::new(setup.networks(), v4),
+            v6: FamilyTables::new(setup.networks_v6(), v6),
             control: Arc::clone(&setup.control),
             reporter: Reporter::new(setup),
-            imposed_mtu_bytes: None,
             health: None,
-            logged: BTreeMap::new(),
         };
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
-        let port = match &backend.means {
-            Means::Vxlan(device) => device.port(),
-            Means::HostGw | Means::Alloc => None,
-        };
         if !matches!(backend.means, Means::Alloc) {
-            let health = KernelHealth::open(port);
+            let health = KernelHealth::open(backend.v4.device.as_ref().and_then(|it| it.port()));
             backend.reporter.reachability = health.health.view();
             backend.health = Some(health);
         }
@@ -158,7 +135,7 @@ impl KernelBackend {
     }
 
     /// Compares and edits; whether everything is in place. `peers` are missing before the first
-    /// listing of leases, when it is unknown which of the kernel's entries are stale.
+    /// listing of leases. What goes wrong with IPv6 alone costs IPv4 nothing.
     async fn reconcile(
         &mut self,
         mut listing: Listing,
@@ -167,86 +144,51 @@ impl KernelBackend {
         if self.host.is_briefly_away() {
             return Ok(false);
         }
-        let external = self.host.external();
-        let mtu_bytes = self.means.mtu_bytes(external);
-        let leases = peers.map(|peers| self.reporter.of_kind(peers, self.means.leased_as()));
-        let leases = leases.into_iter().flatten();
-        let (device, ways, unusable) = match &mut self.means {
-            Means::Vxlan(vxlan) => {
-                let before = self.imposed_mtu_bytes;
-                let is_first = before.is_none();
-                let link = vxlan.ensure(&self.host, &mut listing, is_first, &self.reporter).await?;
-                let (ways, unusable) = vxlan.ways(leases, &link).await;
-                let device = Device {
-                    link,
-                    address: self.address,
-                    mac: Some(vxlan.mac),
-                    mtu_bytes: Some(mtu_bytes).filter(|_| before != Some(mtu_bytes)),
-                    is_ours_alone: true,
-                };
-                (Some(device), ways, unusable)
-            }
-            Means::HostGw => {
-                (None, host_gw::ways(leases.filter_map(host_of), external), Vec::new())
-            }
-            Means::Alloc => (None, Ways::new(), Vec::new()),
+        let leases: Option<Vec<_>> =
+            peers.map(|peers| self.reporter.of_kind(peers, self.means.leased_as()).collect());
+        let goal = Goal {
+            leases: leases.as_deref(),
+            has_routes: matches!(self.means, Means::HostGw),
+            // Not while the peers are from the cache, which may be older than what the kernel has.
+            removes: self.control.read().cached_as_of_unix.is_none(),
         };
-        if let Some(first) = unusable.first() {
-            let more = match unusable.len() - 1 {
-                0 => String::new(),
-                more => format!(", and {more} more"),
-            };
-            self.log("unusable", &format!("ignored lease {first}{more}"));
-        }
-        self.reporter.count(|done| done.leases_unusable = unusable.len() as u64);
-        let desired = Desired { device, networks: self.v4.networks.clone(), ways };
+        let Self { host, reporter, v4, v6, .. } = self;
+        let made_v6 = v6.reconcile(goal, host, &mut listing, reporter).await;
+        let made = v4.reconcile(goal, host, &mut listing, reporter).await?;
         self.report_external();
-        let (lacking_v6, is_complete_v6) = self.make_v6(&listing, peers).await;
-        let is_complete = self.make(&desired, &listing, peers, &lacking_v6).await?;
+        let all = || goal.leases.unwrap_or_default().iter().filter_map(|it| Ipv6Addr::subnet(it));
+        let lacking_v6 = made_v6.as_ref().map_or_else(|_| all().collect(), Made::lacking);
+        let mut unusable = made.unusable.clone();
+        unusable.extend(made_v6.iter().flat_map(|made| made.unusable.clone()));
+        self.reporter.count(|done| done.leases_unusable = unusable.len() as u64);
+        if let Some(peers) = peers {
+            self.follow_peers(peers, &made, &lacking_v6);
+        }
         let lost_v6 = self.host.lost_v6_address();
         match &lost_v6 {
-            Some(lost) => self.log("lost-ipv6", lost),
-            None => drop(self.logged.remove("lost-ipv6")),
+            Some(lost) => self.v6.log("lost", lost),
+            None => self.v6.forget("lost"),
         }
+        let why = |error: &NetlinkError| format!("IPv6 is not carried: {}", with_causes(error));
         let wrong = self.host.lost_address().cloned().or(lost_v6);
+        let wrong = wrong.or_else(|| made_v6.as_ref().err().map(why));
         self.reporter.state(|state| (state.is_up, state.wrong) = (true, wrong));
-        Ok(is_complete && is_complete_v6)
+        Ok(made.is_complete() & made_v6?.is_complete())
     }
 
-    /// Makes the tables as they must be, as far as the `peers` are known; of IPv6, these lack
-    /// theirs.
-    async fn make(
+    /// Reports the peers as what was made leaves them; of IPv6, these lack theirs.
+    fn follow_peers(
         &mut self,
-        desired: &Desired,
-        listing: &Listing,
-        peers: Option<&Peers>,
+        peers: &Peers,
+        made: &Made<Ipv4Addr>,
         lacking_v6: &BTreeSet<Prefix<Ipv6Addr>>,
-    ) -> Result<bool, NetlinkError> {
-        let entries = match &desired.device {
-            Some(device) => neighbours::entries(&device.link).await?,
-            None => Vec::new(),
-        };
-        let Some(diff) = desired.diff(&listing.v4(), &entries) else { return Ok(false) };
-        if let Some(device) = &desired.device {
-            for edit in &diff.device {
-                edit.apply().await?;
-            }
-            if let Some(to) = device.mtu_bytes
-                && let Some(from) = self.imposed_mtu_bytes.replace(to)
-            {
-                let (name, below) = (&device.link.name, &self.host.external().name);
-                info!("the MTU of {name} went from {from} to {to}: it follows that of {below}");
-            }
-        }
-        let Some(peers) = peers else { return Ok(true) };
-        let removes = self.removes();
-        let made = self.v4.make(diff, desired, &listing.v4(), removes).await;
-        self.tell(&made, desired.device.is_some());
-        let mut hosts: PeerHosts = peers.values().filter_map(host_of).collect();
+    ) {
+        let mut hosts: PeerHosts = peers.values().filter_map(Ipv4Addr::peer).collect();
         hosts.retain(|subnet, _| self.v4.set.contains_key(subnet));
         if let Some(health) = &mut self.health {
             let external = self.host.external();
-            let own = vec![external.address, self.address];
+            let device = self.v4.device.as_ref().map(|device| device.address());
+            let own = [external.address].into_iter().chain(device).collect();
             health.follow(&self.v4.set, &hosts, own, external.index);
         }
         hosts.retain(|subnet, _| !made.removed.contains(subnet));
@@ -257,106 +199,35 @@ impl KernelBackend {
                 || v6.is_some_and(|it| lacking_v6.contains(&it))
         };
         self.reporter.hosts(hosts, peers.values().filter(lacks).count());
-        Ok(made.is_complete())
     }
 
-    /// The same of IPv6, which has routes alone; gives which peers lack theirs, and whether
-    /// everything is in place.
-    async fn make_v6(
-        &mut self,
-        listing: &Listing,
-        peers: Option<&Peers>,
-    ) -> (BTreeSet<Prefix<Ipv6Addr>>, bool) {
-        let Some(peers) = peers.filter(|_| !self.v6.networks.is_empty()) else {
-            return (BTreeSet::new(), true);
+    /// The backend in one line, for the log and the status, and the overlay's MTU: what packets of
+    /// either family may have.
+    fn describe(&self, external: &ExternalInterface) -> (String, u32) {
+        let (v4, v6) = (self.v4.device.as_ref(), self.v6.device.as_ref());
+        let devices = [v4.map(|it| it.describe(external)), v6.map(|it| it.describe(external))];
+        let mtus = [v4.map(|it| it.mtu_bytes(external)), v6.map(|it| it.mtu_bytes(external))];
+        let mtu_bytes = mtus.into_iter().flatten().min().unwrap_or(external.mtu_bytes);
+        let description = match &self.means {
+            Means::Vxlan(_) => devices.into_iter().flatten().collect::<Vec<_>>().join("; "),
+            Means::HostGw => host_gw::describe(external),
+            Means::Alloc => "alloc: a subnet only, no data plane".to_owned(),
         };
-        let ways = match &self.means {
-            Means::HostGw => {
-                let kind = self.means.leased_as();
-                let ours = peers.values().filter(|lease| lease.attributes.backend_type.is(kind));
-                host_gw::ways(ours.filter_map(v6_host_of), self.host.external())
-            }
-            Means::Vxlan(_) | Means::Alloc => Ways::new(),
-        };
-        let desired = Desired { device: None, networks: self.v6.networks.clone(), ways };
-        let diff = desired.diff(&listing.v6(), &[]).unwrap_or_default();
-        let removes = self.removes();
-        let made = self.v6.make(diff, &desired, &listing.v6(), removes).await;
-        self.tell(&made, false);
-        (made.lacking(), made.is_complete())
-    }
-
-    /// Whether what no peer asks for goes. Not while the peers are from the cache, which may be
-    /// older than what the kernel has.
-    fn removes(&self) -> bool {
-        self.control.read().cached_as_of_unix.is_none()
+        (description, mtu_bytes)
     }
 
     /// Reports the interface, and gives the backend in one line.
     fn report_external(&self) -> String {
         let external = self.host.external();
-        let description = self.means.describe(external);
-        self.reporter.follow(external, self.means.mtu_bytes(external));
+        let (description, mtu_bytes) = self.describe(external);
+        self.reporter.follow(external, mtu_bytes);
         self.reporter.state(|state| {
             state.description.clone_from(&description);
-            if let Means::Vxlan(device) = &self.means {
+            if let Some(device) = &self.v4.device {
                 (state.tunnel, state.device) = (device.tunnel(), Some(device.name()));
             }
+            state.device_v6 = self.v6.device.as_ref().map(|device| device.name());
         });
         description
     }
-
-    /// Counts and logs what came of a comparison.
-    fn tell<A: KernelFamily>(&mut self, made: &Made<A>, has_entries: bool) {
-        let Made { removed, repaired, refused, kept, .. } = made;
-        self.reporter.count(|done| done.repairs += repaired.len() as u64);
-        if let Some(first) = repaired.first() {
-            let more = repaired.len() - 1;
-            let what = if has_entries { "Entries and route" } else { "Route" };
-            let why = match removed.contains(first) {
-                true => "; another program removes them again and again, find it (`ip monitor`)",
-                false => "",
-            };
-            let subject = if A::BITS == 32 { "repaired" } else { "repaired IPv6" };
-            self.log(subject, &format!("{what} recovered for {first} (and {more} more){why}"));
-        }
-        let advice = match self.means {
-            Means::HostGw => host_gw::advice(self.host.external()),
-            Means::Vxlan(_) | Means::Alloc => "retrying".to_owned(),
-        };
-        let [peer, removal] = match A::BITS {
-            32 => ["peer", "removal"],
-            _ => ["peer of IPv6", "removal of IPv6"],
-        };
-        self.refused(peer, refused, &advice);
-        self.refused(removal, kept, "retrying");
-    }
-
-    /// Counts and logs what the kernel refused.
-    fn refused(&mut self, subject: &'static str, errors: &[NetlinkError], advice: &str) {
-        self.reporter.count(|done| done.failures += errors.len() as u64);
-        if let Some(first) = errors.first() {
-            let more = match errors.len() - 1 {
-                0 => String::new(),
-                more => format!(" (and {more} more)"),
-            };
-            self.log(subject, &format!("{}{more}; {advice}", with_causes(first)));
-        }
-    }
-
-    /// Logs something about `subject` when it is new, and once a minute while it lasts.
-    fn log(&mut self, subject: &'static str, text: &str) {
-        self.logged.entry(subject).or_default().once(text, |text| warn!("{text}"));
-    }
-}
-
-/// A peer's IPv4 subnet and its host.
-fn host_of(lease: &Lease) -> Option<(Prefix, Ipv4Addr)> {
-    Some((lease.v4()?, lease.attributes.public_ip))
-}
-
-/// A peer's IPv6 subnet and its host, if others can reach one there.
-fn v6_host_of(lease: &Lease) -> Option<(Prefix<Ipv6Addr>, Ipv6Addr)> {
-    let host = lease.attributes.public_ipv6.filter(|address| address.is_of_host());
-    lease.subnets.v6().zip(host)
 }

@@ -2,6 +2,7 @@
 
 pub mod error;
 pub mod extension;
+pub mod family;
 pub mod handover;
 mod host_gw;
 pub mod kernel;

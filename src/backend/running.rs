@@ -68,7 +68,7 @@ impl BackendSettings {
             }
             Self::Vxlan(settings) => {
                 let (attributes, device) = vxlan::prepare(settings, external, former).await?;
-                (attributes, Reserved::Kernel(Means::Vxlan(Box::new(device))))
+                (attributes, Reserved::Kernel(Means::Vxlan(device)))
             }
             Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
             Self::Alloc => (addresses(BackendKind::Udp, external), Reserved::Kernel(Means::Alloc)),

@@ -35,6 +35,8 @@ pub struct PlaneState {
     pub description: String,
     /// The overlay's own device, if it has one.
     pub device: Option<String>,
+    /// The one of IPv6, if that has one of its own.
+    pub device_v6: Option<String>,
     /// The interface that carries the tunnel, as it is now.
     pub external: ExternalInterface,
     /// MTU of the overlay, in bytes; it follows the external interface.
@@ -176,6 +178,7 @@ impl Reporter {
             wrong: None,
             description: String::new(),
             device: None,
+            device_v6: None,
             external: setup.external.clone(),
             mtu_bytes: setup.external.mtu_bytes,
             tunnel: None,

@@ -1,15 +1,17 @@
-//! What is particular to the vxlan backend: its lease, the kernel's VXLAN device, and which peers
-//! are reached through it.
+//! What is particular to the vxlan backend: its lease, the kernel's VXLAN devices, of which each
+//! family has one, and which peers are reached through them.
 
 mod data;
 mod device;
 mod owner;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use tracing::{info, warn};
 
 use crate::backend::error::StartResult;
+use crate::backend::family::CarriedFamily;
+use crate::backend::setup::addresses;
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
@@ -19,54 +21,60 @@ use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
-use crate::host::mtu::{OVERLAY_MTU_BYTES_MIN, no_room};
+use crate::host::mtu::no_room;
 use crate::host::netlink::{self, NetlinkError, request_all};
 use crate::host::state::{LinkId, MacAddress};
-use crate::host::tables::{Way, Ways};
+use crate::host::tables::{Device, Way, Ways};
 use crate::route::Prefix;
 use crate::status::TunnelEnd;
 
 use self::data::{data, vtep_mac};
-use self::device::{kernels_port, mismatch};
-use self::owner::resolve;
+use self::device::{kernels_port, mismatch, overhead_bytes};
+use self::owner::{Vtep, resolve};
+
+pub(super) use self::owner::Unusable;
 
 const KIND: BackendKind = BackendKind::Vxlan;
 
-/// The VXLAN device, which can be made.
+/// What the devices are made with; the one of IPv6 where nodes have that.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct VxlanReserved {
+    settings: VxlanBackendConfig,
+    mac: MacAddress,
+    mac_v6: Option<MacAddress>,
+}
+
+/// The VXLAN device of one family, which can be made.
 #[derive(Debug)]
-pub(super) struct VxlanDevice {
-    pub(super) settings: VxlanBackendConfig,
-    pub(super) mac: MacAddress,
+pub(super) struct VxlanDevice<A: CarriedFamily = Ipv4Addr> {
+    settings: VxlanBackendConfig,
+    mac: MacAddress,
+    /// Its own address.
+    address: A,
     /// The UDP port that it has.
     port: Option<u16>,
+    /// The MTU that it was last given.
+    imposed_mtu_bytes: Option<u32>,
     logged: LogOnce,
 }
 
-/// Refuses an interface that leaves no sensible MTU. A node publishes the hardware address of the
-/// device that can stay, else the one of its lease, so that peers need not learn another one, else
-/// a new one.
+/// Refuses an interface that leaves no sensible MTU.
 pub(super) async fn prepare(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
     former: Option<&LeaseAttributes>,
-) -> StartResult<(LeaseAttributes, VxlanDevice)> {
-    if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
-        return Err(no_room(external.mtu_bytes, KIND).into());
-    }
-    let found = netlink::link_named(&device::name(settings)).await?;
-    let wanted = device::vxlan(settings, external);
-    let kept = found
-        .filter(|found| mismatch(&wanted, found, kernels_port()).is_none())
-        .and_then(|found| found.mac);
-    let published = former.filter(|former| former.backend_type.is(KIND)).and_then(vtep_mac);
-    let mac = kept.or(published).unwrap_or_else(|| {
-        let mut bytes = [0; 6];
-        fastrand::fill(&mut bytes);
-        MacAddress::locally_administered(bytes)
-    });
-    let data = Some(data(settings.vni, mac));
-    let attributes = LeaseAttributes::of(KIND, external.public_address, data);
+) -> StartResult<(LeaseAttributes, VxlanReserved)> {
     let settings = *settings;
+    let mac = choose_mac::<Ipv4Addr>(&settings, external, former).await?;
+    let mac_v6 = match external.v6 {
+        Some(_) => Some(choose_mac::<Ipv6Addr>(&settings, external, former).await?),
+        None => None,
+    };
+    let attributes = LeaseAttributes {
+        backend_data: Some(data(settings.vni, mac)),
+        backend_v6_data: mac_v6.map(|mac| data(settings.vni, mac)),
+        ..addresses(KIND, external)
+    };
     let VxlanBackendConfig { vni, port, gbp, learning, direct_routing, .. } = settings;
     info!(
         "VXLAN config: VNI={vni} Port={} GBP={gbp} Learning={learning} \
@@ -77,17 +85,82 @@ pub(super) async fn prepare(
         let (name, most) = (&external.name, external.mtu_bytes);
         warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
     }
-    Ok((attributes, VxlanDevice { settings, mac, port: None, logged: LogOnce::default() }))
+    Ok((attributes, VxlanReserved { settings, mac, mac_v6 }))
 }
 
-impl VxlanDevice {
+/// The hardware address of the device that can stay, else the one of the node's lease, so that
+/// peers need not learn another one, else a new one.
+async fn choose_mac<A: CarriedFamily>(
+    settings: &VxlanBackendConfig,
+    external: &ExternalInterface,
+    former: Option<&LeaseAttributes>,
+) -> StartResult<MacAddress> {
+    if device::mtu_bytes::<A>(settings, external) < A::MTU_BYTES_MIN {
+        let what = match settings.mtu_bytes.filter(|bytes| *bytes < external.mtu_bytes) {
+            Some(bytes) => format!("Backend.MTU is {bytes}"),
+            None => format!("the external interface has MTU {}", external.mtu_bytes),
+        };
+        return Err(no_room::<A>(&what, overhead_bytes::<A>()).into());
+    }
+    let found = netlink::link_named(&device::name::<A>(settings)).await?;
+    let wanted = device::vxlan::<A>(settings, external);
+    let kept = found
+        .filter(|found| mismatch(&wanted, found, kernels_port()).is_none())
+        .and_then(|found| found.mac);
+    let published = former.filter(|former| former.backend_type.is(KIND)).and_then(vtep_mac::<A>);
+    Ok(kept.or(published).unwrap_or_else(|| {
+        let mut bytes = [0; 6];
+        fastrand::fill(&mut bytes);
+        MacAddress::locally_administered(bytes)
+    }))
+}
+
+impl VxlanReserved {
+    /// Whether hosts of one link send to each other without the tunnel.
+    pub(super) fn is_direct(&self) -> bool {
+        self.settings.direct_routing
+    }
+
+    /// The device of IPv4, for the own `subnet`.
+    pub(super) fn device(&self, subnet: Prefix) -> VxlanDevice {
+        VxlanDevice::new(self.settings, self.mac, subnet)
+    }
+
+    /// The one of IPv6, if nodes have that; otherwise the one that an earlier run left goes.
+    pub(super) async fn device_v6(
+        &self,
+        subnet: Option<Prefix<Ipv6Addr>>,
+    ) -> Result<Option<VxlanDevice<Ipv6Addr>>, NetlinkError> {
+        if let Some((mac, subnet)) = self.mac_v6.zip(subnet) {
+            return Ok(Some(VxlanDevice::new(self.settings, mac, subnet)));
+        }
+        let left = netlink::link_named(&device::name::<Ipv6Addr>(&self.settings)).await?;
+        if let Some(link) = left.filter(|link| link.vxlan.is_some()) {
+            netlink::remove_link(&link.id).await?;
+            info!("removed {}: the network has no IPv6 any more", link.id);
+        }
+        Ok(None)
+    }
+}
+
+impl<A: CarriedFamily> VxlanDevice<A> {
+    fn new(settings: VxlanBackendConfig, mac: MacAddress, subnet: Prefix<A>) -> Self {
+        let (address, logged) = (subnet.network(), LogOnce::default());
+        Self { settings, mac, address, port: None, imposed_mtu_bytes: None, logged }
+    }
+
     pub(super) fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
-        device::mtu_bytes(&self.settings, external)
+        device::mtu_bytes::<A>(&self.settings, external)
     }
 
     /// The device's name.
     pub(super) fn name(&self) -> String {
-        device::name(&self.settings)
+        device::name::<A>(&self.settings)
+    }
+
+    /// Its own address.
+    pub(super) fn address(&self) -> A {
+        self.address
     }
 
     /// Where its datagrams arrive, once the device is there.
@@ -100,33 +173,33 @@ impl VxlanDevice {
         self.port.or(self.settings.port).or_else(kernels_port)
     }
 
-    /// The backend in one line, for the log and the status.
+    /// The device in one line, for the log and the status.
     pub(super) fn describe(&self, external: &ExternalInterface) -> String {
         let settings = &self.settings;
         let port = self.port.map_or_else(|| "unknown".to_owned(), |port| port.to_string());
+        let address = A::own(external).map(|address| format!(" at {address}")).unwrap_or_default();
         format!(
-            "{} mtu {} over {} at {}: vxlan id {} port {port}, hardware address {}{}",
-            device::name(settings),
+            "{} mtu {} over {}{address}: vxlan id {} port {port}, hardware address {}{}",
+            self.name(),
             self.mtu_bytes(external),
             external.name,
-            external.address,
             settings.vni,
             self.mac,
             if settings.direct_routing { ", direct routing" } else { "" },
         )
     }
 
-    /// Makes sure that the device exists and is of the right kind. `is_first` is for a start; a
+    /// Makes sure that the device exists and is of the right kind, and gives it as it must be. A
     /// `listing` without a device that was made is read again.
     pub(super) async fn ensure(
         &mut self,
         host: &HostFollower,
         listing: &mut Listing,
-        is_first: bool,
         reporter: &Reporter,
-    ) -> Result<LinkId, NetlinkError> {
+    ) -> Result<Device<A>, NetlinkError> {
         let (external, name) = (host.external(), self.name());
-        let spec = device::vxlan(&self.settings, external);
+        let (is_first, mtu_bytes) = (self.imposed_mtu_bytes.is_none(), self.mtu_bytes(external));
+        let spec = device::vxlan::<A>(&self.settings, external);
         let found = listing.links.iter().find(|link| link.id.name == name);
         let (was_missing, mut stays) = (found.is_none(), found);
         if let Some(link) = found
@@ -139,7 +212,7 @@ impl VxlanDevice {
         let is_new = stays.is_none();
         let link = match stays {
             Some(link) => link.clone(),
-            None => match device::make(&name, &spec, self.mac, self.mtu_bytes(external)).await {
+            None => match device::make(&name, &spec, self.mac, mtu_bytes).await {
                 Ok(link) => link,
                 Err(error) => {
                     self.report_failure(&error, reporter).await;
@@ -147,10 +220,13 @@ impl VxlanDevice {
                 }
             },
         };
+        if is_new || is_first {
+            device::refuse_autoconfiguration(&link.id).await;
+        }
         if is_new {
             // With an old device its routes went as well.
             *listing = host.read().await?;
-            if !is_first {
+            if !is_first && A::IS_EVERY_NODES {
                 reporter.state(|state| state.is_up = false);
             }
         }
@@ -163,18 +239,34 @@ impl VxlanDevice {
             avoid_spoiled_checksums(&name, is_new, &release);
         }
         self.port = link.vxlan.as_ref().and_then(|vxlan| vxlan.port);
-        Ok(link.id)
+        Ok(Device {
+            link: link.id,
+            address: self.address,
+            mac: Some(self.mac),
+            mtu_bytes: Some(mtu_bytes).filter(|_| self.imposed_mtu_bytes != Some(mtu_bytes)),
+            is_ours_alone: true,
+        })
+    }
+
+    /// Notes that the device has this MTU.
+    pub(super) fn note_imposed(&mut self, to: u32, external: &ExternalInterface) {
+        if let Some(from) = self.imposed_mtu_bytes.replace(to) {
+            let (name, below) = (self.name(), &external.name);
+            info!("the MTU of {name} went from {from} to {to}: it follows that of {below}");
+        }
     }
 
     /// Without the device no packet flows. Another one may have its place: the kernel has one for
-    /// each VNI and port.
+    /// each VNI, port and family.
     async fn report_failure(&mut self, error: &NetlinkError, reporter: &Reporter) {
         let name = self.name();
         if !matches!(netlink::link_named(&name).await, Ok(None)) {
             return;
         }
-        let why = format!("{name} cannot be made: {}", with_causes(error));
-        reporter.state(|state| (state.is_up, state.wrong) = (false, Some(why)));
+        if A::IS_EVERY_NODES {
+            let why = format!("{name} cannot be made: {}", with_causes(error));
+            reporter.state(|state| (state.is_up, state.wrong) = (false, Some(why)));
+        }
         if error.is_already_there() {
             let text = format!(
                 "{name} cannot be made: another device has VNI {vni} and the same port, see \
@@ -190,17 +282,14 @@ impl VxlanDevice {
         &self,
         leases: impl Iterator<Item = &'a Lease>,
         link: &LinkId,
-    ) -> (Ways, Vec<String>) {
+    ) -> (Ways<A>, Unusable) {
         let (usable, unusable) = resolve(leases);
-        let host = |lease: &Lease| Some((lease.v4()?, lease.attributes.public_ip));
-        let hosts = usable.iter().filter_map(|(lease, _)| host(lease));
-        let hosts: Vec<_> = hosts.collect();
-        let ways = usable.into_iter().filter_map(|(lease, mac)| {
-            let (subnet, host) = host(lease)?;
-            Some((subnet, Way::tunnelled(subnet, host, link.clone(), mac)))
-        });
-        let mut ways: Ways = ways.collect();
+        let way = |Vtep { subnet, host, mac }: &Vtep<A>| {
+            (*subnet, Way::tunnelled(*subnet, *host, link.clone(), *mac))
+        };
+        let mut ways: Ways<A> = usable.iter().map(way).collect();
         if self.settings.direct_routing {
+            let hosts = usable.iter().map(|vtep| (vtep.subnet, vtep.host)).collect();
             route_directly(hosts, &mut ways, link).await;
         }
         (ways, unusable)
@@ -227,13 +316,17 @@ fn avoid_spoiled_checksums(name: &str, is_new: bool, release: &str) {
 }
 
 /// Peers that the kernel reaches without a router need no tunnel.
-async fn route_directly(hosts: Vec<(Prefix, Ipv4Addr)>, ways: &mut Ways, link: &LinkId) {
+async fn route_directly<A: CarriedFamily>(
+    hosts: Vec<(Prefix<A>, A)>,
+    ways: &mut Ways<A>,
+    link: &LinkId,
+) {
     let path = async |(subnet, host)| (subnet, host, netlink::path_to(host).await);
     for (subnet, host, path) in request_all(hosts, path).await {
         // A host without a path may get one; until then the tunnel is as good as anything.
         let Ok(path) = path else { continue };
         let index = path.interface_index;
-        if path.gateway.is_none() && index != link.index {
+        if path.is_plain && path.gateway.is_none() && index != link.index {
             let interface = LinkId { index, name: format!("if{index}") };
             ways.insert(subnet, Way::direct(subnet, host, interface));
         }

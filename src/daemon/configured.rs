@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tokio::sync::watch;
 
 use crate::backend::setup::BackendSettings;
@@ -33,13 +33,6 @@ pub(super) struct Configured {
 impl Configured {
     pub(super) fn new(network: NetworkConfig) -> anyhow::Result<Self> {
         let settings = BackendSettings::parse(&network.backend).context(BACKEND_PHRASE)?;
-        let kind = settings.kind();
-        if network.v6.is_some() && !kind.has_ipv6() {
-            bail!(
-                "{BACKEND_PHRASE}: IPv6 (EnableIPv6) is not built into the {kind} backend of this \
-                 weftd: set EnableIPv6 to false or run flanneld"
-            );
-        }
         Ok(Self { network, settings })
     }
 

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -15,7 +16,7 @@ use crate::config::subnet_file::Previous;
 use crate::control::changes::next_change;
 use crate::control::lease::Peers;
 use crate::daemon::configured::Configured;
-use crate::netfilter::guard::Guard;
+use crate::netfilter::guard::{Guard, TunnelGuard, table_name};
 use crate::netfilter::guard_keeper::{GuardKeeper, remove_left_guard};
 use crate::route::Prefix;
 use crate::status;
@@ -23,6 +24,8 @@ use crate::status;
 /// Who may send to the tunnel's port.
 pub(super) struct PortGuard {
     network: Prefix,
+    /// That of IPv6, where a tunnel runs over it.
+    network_v6: Option<Prefix<Ipv6Addr>>,
     /// The network of the run before, if it was another one.
     former: Option<Prefix>,
     /// Nothing if it was not asked for.
@@ -39,7 +42,8 @@ impl PortGuard {
         }
         let is_kept = options.guard && kind.has_port();
         let keeper = is_kept.then(|| GuardKeeper::new(options.resync));
-        Self { network, former, keeper }
+        let network_v6 = plan.network.networks().v6().filter(|_| kind.has_device());
+        Self { network, network_v6, former, keeper }
     }
 
     /// An error if it was asked for and nft can't be run: the operator counts on it.
@@ -68,13 +72,13 @@ impl PortGuard {
             remove_left_guard(self.network).await;
             return pending().await;
         };
-        let network = self.network;
+        let networks = (self.network, self.network_v6);
         let (wanted, receiver) = watch::channel(None);
         let follow = async {
             // Before the first time nobody knows the peers.
             next_change(&mut peers).await;
             loop {
-                let guard = guard(&peers.borrow_and_update(), &plane.borrow_and_update(), network);
+                let guard = guard(&peers.borrow_and_update(), &plane.borrow_and_update(), networks);
                 wanted.send_if_modified(|last| std::mem::replace(last, guard.clone()) != guard);
                 tokio::select! {
                     () = next_change(&mut peers) => {}
@@ -90,7 +94,17 @@ impl PortGuard {
 }
 
 /// The guard for these peers; nothing while there is no tunnel.
-fn guard(peers: &Peers, plane: &PlaneState, network: Prefix) -> Option<Guard> {
-    let peers = peers.values().map(|lease| lease.attributes.public_ip).collect();
-    Some(Guard { tunnel: plane.tunnel?, network, peers })
+fn guard(
+    peers: &Peers,
+    plane: &PlaneState,
+    (network, network_v6): (Prefix, Option<Prefix<Ipv6Addr>>),
+) -> Option<Guard> {
+    let (tunnel, table) = (plane.tunnel?, table_name(network));
+    let addresses = || peers.values().map(|lease| &lease.attributes);
+    let v6 = network_v6.map(|network| {
+        let peers = addresses().filter_map(|it| it.public_ipv6).collect();
+        TunnelGuard { table: table.clone(), tunnel, network, peers }
+    });
+    let peers = addresses().map(|it| it.public_ip).collect();
+    Some(Guard { v4: TunnelGuard { table, tunnel, network, peers }, v6 })
 }

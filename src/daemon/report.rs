@@ -232,7 +232,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Dr
     status.dataplane_is_up = Some(plane.is_up);
     status.dataplane_wrong = plane.wrong;
     status.tunnel = plane.tunnel;
-    status.device = plane.device;
+    (status.device, status.ipv6_device) = (plane.device, plane.device_v6);
     status.interface = Some(plane.external.name);
     status.dataplane = Some(plane.description);
 }
@@ -241,7 +241,8 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Dr
 /// the TUN device, at a card that could not keep up, at a redirect of the fast path that failed.
 fn device_drops(plane: &PlaneState) -> BTreeMap<String, DeviceDrops> {
     let pair = plane.device.iter().flat_map(|device| pair_names(device));
-    let names: Vec<_> = plane.device.clone().into_iter().chain(pair).collect();
+    let own = [&plane.device, &plane.device_v6].into_iter().flatten().cloned();
+    let names: Vec<_> = own.chain(pair).collect();
     let wanted = |name: &String| *name == plane.external.name || names.contains(name);
     // Without procfs there is nothing to show.
     let devices = procfs::net::dev_status().unwrap_or_default().into_iter();

@@ -211,8 +211,9 @@ impl HostFollower {
     }
 
     /// An IPv6 address that is gone, or not to be used any more, has another in its place at once:
-    /// hosts have several, and no tunnel is bound to them. But not one of the link alone, which is
-    /// there before all others when an interface comes up: it is left for any other.
+    /// hosts have several, and what is carried by IPv4 goes on meanwhile. But not one of the link
+    /// alone, which is there before all others when an interface comes up: that is left for any
+    /// other.
     fn follow_v6(&mut self, listing: &Listing) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
         let Some(v6) = external.v6 else { return };

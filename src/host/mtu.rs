@@ -1,15 +1,17 @@
 //! The MTU of the overlay device from the MTU of the underlay.
 //! Pure arithmetic with limits.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use crate::backend_kind::BackendKind;
+use crate::host::state::KernelFamily;
 
 /// Bytes that the udp backend's tunnel adds to each packet.
 const TUNNEL_OVERHEAD_BYTES: u32 = BackendKind::Udp.overhead_bytes();
 
-/// Smallest MTU of an overlay. Below 68 (RFC 791, the largest packet that every IPv4 module must
-/// take unfragmented) Linux switches IPv4 off on the device: its address and route would vanish
-/// (`inetdev_valid_mtu`, net/ipv4/devinet.c).
-pub const OVERLAY_MTU_BYTES_MIN: u32 = 68;
+/// Smallest MTU of an overlay of IPv4. Below 68 (RFC 791, the largest packet that every IPv4 module
+/// must take unfragmented) Linux switches it off: the device's address and route would vanish.
+pub const OVERLAY_MTU_BYTES_MIN: u32 = Ipv4Addr::MTU_BYTES_MIN;
 
 /// Largest MTU of an overlay: what one UDP datagram over IPv4 can carry. A loopback interface with
 /// its MTU of 65,536 is beyond it.
@@ -17,7 +19,7 @@ pub const OVERLAY_MTU_BYTES_MAX: u32 = u16::MAX as u32 - TUNNEL_OVERHEAD_BYTES;
 
 /// Smallest MTU of an overlay that carries IPv6 (RFC 8200, section 5). Below, Linux switches it off
 /// on the device (`addrconf_notify`, net/ipv6/addrconf.c).
-pub const IPV6_MTU_BYTES_MIN: u16 = 1280;
+pub const IPV6_MTU_BYTES_MIN: u16 = Ipv6Addr::MTU_BYTES_MIN as u16;
 
 /// Why there is no MTU for the overlay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,18 +46,22 @@ pub fn overlay_mtu_bytes(
             "Backend.MTU is {configured}, but an overlay MTU must be between \
              {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX}"
         ),
-        (None, _) => return Err(no_room(external_bytes, BackendKind::Udp)),
+        (None, _) => {
+            let what = format!("the external interface has MTU {external_bytes}");
+            return Err(no_room::<Ipv4Addr>(&what, TUNNEL_OVERHEAD_BYTES));
+        }
     };
     Err(MtuError(problem))
 }
 
-/// That the external interface is too narrow, or much too wide, for a tunnel of this `kind`.
-pub fn no_room(external_bytes: u32, kind: BackendKind) -> MtuError {
+/// That `what`, an interface or a setting, is too narrow or much too wide for packets of the family
+/// in a tunnel with so many bytes of headers.
+pub fn no_room<A: KernelFamily>(what: &str, overhead_bytes: u32) -> MtuError {
     MtuError(format!(
-        "the external interface has MTU {external_bytes}, which leaves no overlay MTU between \
-         {OVERLAY_MTU_BYTES_MIN} and {OVERLAY_MTU_BYTES_MAX} after {} bytes of tunnel headers; \
-         choose another interface (--iface) or correct its MTU",
-        kind.overhead_bytes()
+        "{what}, which leaves no overlay MTU between {} and {OVERLAY_MTU_BYTES_MAX} after \
+         {overhead_bytes} bytes of tunnel headers; choose another interface (--iface) or correct \
+         its MTU, or Backend.MTU",
+        A::MTU_BYTES_MIN
     ))
 }
 

@@ -20,9 +20,9 @@ use rtnetlink::packet_route::RouteNetlinkMessage::{
     self, DelAddress, DelLink, DelRoute, GetAddress, GetLink, GetRoute, GetRule, NewAddress,
     NewRoute, SetLink,
 };
-use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder};
 
@@ -89,8 +89,8 @@ pub async fn addresses<A: KernelFamily>() -> Result<Vec<Address<A>>> {
 }
 
 /// How the kernel would reach `destination` now (`ip route get`).
-pub async fn path_to(destination: Ipv4Addr) -> Result<PathToHost> {
-    path(format!("find the route to {destination}"), to_host(destination)).await
+pub async fn path_to<A: KernelFamily>(destination: A) -> Result<PathToHost> {
+    path(format!("find the route to {destination}"), decode::to_host(destination)).await
 }
 
 /// How the kernel would send a UDP datagram now that goes `from` an address of this host:
@@ -98,7 +98,7 @@ pub async fn path_to(destination: Ipv4Addr) -> Result<PathToHost> {
 pub async fn path_of_datagram(from: SocketAddrV4, to: SocketAddrV4) -> Result<PathToHost> {
     let query = to_host(*to.ip()).source_prefix(*from.ip(), HOST_LENGTH_BITS);
     let query = query.ip_protocol(UDP).sport(from.port()).dport(to.port());
-    path(format!("find the route from {from} to {to}"), query).await
+    path(format!("find the route from {from} to {to}"), query.build()).await
 }
 
 /// Where it would send a packet of others that comes by this interface, if a firewall gives it
@@ -111,7 +111,7 @@ pub async fn path_of_forwarded(
 ) -> Result<PathToHost> {
     let query = to_host(to).source_prefix(from, HOST_LENGTH_BITS);
     let operation = format!("find the route of a packet from {from} to {to}");
-    path(operation, query.input_interface(interface_index).mark(mark)).await
+    path(operation, query.input_interface(interface_index).mark(mark).build()).await
 }
 
 /// The marks of packets by which routing rules go.
@@ -122,9 +122,9 @@ pub async fn marks() -> Result<Vec<u32>> {
     Ok(answer.iter().filter_map(decode::mark).collect())
 }
 
-async fn path(operation: String, query: RouteQuery) -> Result<PathToHost> {
+async fn path(operation: String, query: RouteMessage) -> Result<PathToHost> {
     let missing = "an outgoing interface";
-    ask_for(operation, missing, GetRoute(query.build()), decode::path).await
+    ask_for(operation, missing, GetRoute(query), decode::path).await
 }
 
 /// Gives a link an alias (`ip link show` has it), in place of another.
@@ -160,7 +160,7 @@ pub async fn remove_link(link: &LinkId) -> Result {
     edit(format!("remove link {link}"), DelLink(message), 0).await
 }
 
-/// Gives a link one more address.
+/// Gives a link one more address, of which nobody is asked whether another host has it.
 pub async fn add_address<A: KernelFamily>(link: &LinkId, address: A, length_bits: u8) -> Result {
     let operation = format!("add address {address}/{length_bits} to {link}");
     add(operation, NewAddress(address_message(link, address, length_bits))).await
@@ -262,7 +262,9 @@ fn address_message<A: KernelFamily>(link: &LinkId, address: A, length_bits: u8) 
         }
         IpAddr::V6(address) => {
             let message = AddressMessageBuilder::<Ipv6Addr>::new().index(link.index);
-            message.address(address, length_bits).build()
+            let mut message = message.address(address, length_bits).build();
+            message.header.flags = AddressHeaderFlags::Nodad;
+            message
         }
     }
 }

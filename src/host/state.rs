@@ -58,6 +58,12 @@ pub trait KernelFamily: IpAddress {
     const USUAL_METRIC: u32;
     /// Whether what [`Address::is_secondary`] says is that the address changes from time to time.
     const SECONDARY_CHANGES: bool;
+    /// Bytes of a header of the family, without options.
+    const HEADER_BYTES: u32;
+    /// Below this MTU the kernel switches the family off on a device.
+    const MTU_BYTES_MIN: u32;
+    /// Whether the kernel refuses a gateway that another device's route leads to, even as onlink.
+    const ONLINK_GOES_BY_ROUTES: bool;
 
     /// Whether packets from and to one host may have it, another's or its own.
     fn is_of_host(self) -> bool;
@@ -69,6 +75,10 @@ pub trait KernelFamily: IpAddress {
 impl KernelFamily for Ipv4Addr {
     const USUAL_METRIC: u32 = 0;
     const SECONDARY_CHANGES: bool = false;
+    const HEADER_BYTES: u32 = 20;
+    /// `inetdev_valid_mtu`, net/ipv4/devinet.c.
+    const MTU_BYTES_MIN: u32 = 68;
+    const ONLINK_GOES_BY_ROUTES: bool = false;
 
     fn is_of_host(self) -> bool {
         !(self.is_loopback() || self.is_multicast() || self.is_broadcast() || self.is_unspecified())
@@ -83,6 +93,11 @@ impl KernelFamily for Ipv6Addr {
     /// `IP6_RT_PRIO_USER` (include/net/ip6_route.h): the kernel takes 0 for "not given".
     const USUAL_METRIC: u32 = 1024;
     const SECONDARY_CHANGES: bool = true;
+    const HEADER_BYTES: u32 = 40;
+    /// `IPV6_MIN_MTU`, RFC 8200.
+    const MTU_BYTES_MIN: u32 = 1280;
+    /// `ip6_route_check_nh_onlink`, net/ipv6/route.c.
+    const ONLINK_GOES_BY_ROUTES: bool = true;
 
     fn is_of_host(self) -> bool {
         !(self.is_loopback() || self.is_multicast() || self.is_unspecified())
@@ -298,11 +313,11 @@ pub enum EntryTable {
 
 /// A permanent entry of such a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LinkEntry {
+pub struct LinkEntry<A: IpAddress = Ipv4Addr> {
     /// The table.
     pub table: EntryTable,
     /// An address in the overlay for a neighbour, a host's for the forwarding database.
-    pub address: Ipv4Addr,
+    pub address: A,
     /// The hardware address.
     pub mac: MacAddress,
 }
@@ -315,7 +330,7 @@ pub struct Vxlan {
     /// Index of the interface beneath it.
     pub parent_index: u32,
     /// The source address of its packets.
-    pub local: Option<Ipv4Addr>,
+    pub local: Option<IpAddr>,
     /// Its UDP port; `None` leaves it to the kernel.
     pub port: Option<u16>,
     /// Whether packets carry the group policy extension.

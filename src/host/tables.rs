@@ -51,7 +51,7 @@ pub struct Way<A: IpAddress = Ipv4Addr> {
     /// Of the usual metric.
     pub route: RouteSpec<A>,
     /// What the device of the route must know for it.
-    pub entries: Vec<LinkEntry>,
+    pub entries: Vec<LinkEntry<A>>,
     /// Whether somebody else's route in the place of this one is left there.
     pub yields: bool,
 }
@@ -66,12 +66,10 @@ impl<A: KernelFamily> Way<A> {
         };
         Self { route, entries: Vec::new(), yields: false }
     }
-}
 
-impl Way {
     /// The way to `subnet` through the VXLAN device `interface`, whose other end at `host` has the
     /// hardware address `mac`. The device marks the route as ours, so its protocol is flannel's.
-    pub fn tunnelled(subnet: Prefix, host: Ipv4Addr, interface: LinkId, mac: MacAddress) -> Self {
+    pub fn tunnelled(subnet: Prefix<A>, host: A, interface: LinkId, mac: MacAddress) -> Self {
         let gateway = subnet.network();
         let entry = |table, address| LinkEntry { table, address, mac };
         let entries =
@@ -103,7 +101,7 @@ pub enum Edit<A: IpAddress = Ipv4Addr> {
     /// Removes a route.
     RemoveRoute(RouteSpec<A>),
     /// Removes an entry of a link.
-    RemoveEntry(LinkId, LinkEntry),
+    RemoveEntry(LinkId, LinkEntry<A>),
 }
 
 impl<A: KernelFamily> fmt::Display for Edit<A> {
@@ -133,7 +131,9 @@ pub struct Step<A: IpAddress = Ipv4Addr> {
     /// The link of the entries.
     pub link: LinkId,
     /// The entries that are missing.
-    pub entries: Vec<LinkEntry>,
+    pub entries: Vec<LinkEntry<A>>,
+    /// A route in its place that has to go before it.
+    pub in_the_way: Option<RouteSpec<A>>,
     /// The route, if it is missing or different.
     pub route: Option<RouteSpec<A>>,
     /// Whether the route takes the place of whatever is there.
@@ -176,7 +176,7 @@ impl<A: KernelFamily> Desired<A> {
     /// if the device is gone. Other routes than ours are left alone, unless they have the place of
     /// one that does not yield: the main table has one place for each destination, type of service
     /// and metric.
-    pub fn diff(&self, found: &FamilyListing<'_, A>, entries: &[LinkEntry]) -> Option<Diff<A>> {
+    pub fn diff(&self, found: &FamilyListing<'_, A>, entries: &[LinkEntry<A>]) -> Option<Diff<A>> {
         let mut diff = Diff::default();
         let mut device_mtu_bytes = u32::MAX;
         if let Some(device) = &self.device {
@@ -195,11 +195,15 @@ impl<A: KernelFamily> Desired<A> {
             let there = in_place.get(destination);
             let stays =
                 |found: &Route<A>| is_same(&route, found) || way.yields && !self.owns(found);
-            let is_missing = |entry: &&LinkEntry| !known.contains(*entry);
+            let is_missing = |entry: &&LinkEntry<A>| !known.contains(*entry);
+            let leads_elsewhere = |found: &&&Route<A>| {
+                A::ONLINK_GOES_BY_ROUTES && route.is_onlink && !way.has_interface_of(found)
+            };
             let step = Step {
                 destination: *destination,
                 link: route.interface.clone(),
                 entries: way.entries.iter().filter(is_missing).copied().collect(),
+                in_the_way: there.filter(leads_elsewhere).and_then(|found| found.removal()),
                 replaces: !way.yields || there.is_some(),
                 route: (!there.is_some_and(|found| stays(found))).then_some(route),
             };
@@ -276,7 +280,7 @@ impl<A: KernelFamily> Way<A> {
 }
 
 /// What an entry is known by in its table.
-fn key(entry: &LinkEntry) -> (Option<Ipv4Addr>, Option<MacAddress>) {
+fn key<A: IpAddress>(entry: &LinkEntry<A>) -> (Option<A>, Option<MacAddress>) {
     match entry.table {
         EntryTable::Neighbours => (Some(entry.address), None),
         EntryTable::Forwarding => (None, Some(entry.mac)),

@@ -2,16 +2,17 @@
 //! that, and the transaction that makes up the difference. Pure.
 //!
 //! It is a table of its own, so that neither flannel's table nor a flush of it concerns it. The
-//! network is in its name, and its rules meet this daemon's tunnel only, because daemons of several
-//! networks may share a host.
+//! IPv4 network is in its name, and its rules meet this daemon's tunnel only, because daemons of
+//! several networks may share a host. A tunnel over IPv6 has a table of that family by the same
+//! name.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::Value;
 
 use crate::netfilter::nftables::{ListError, objects};
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 use crate::status::TunnelEnd;
 
 /// How the names of all guards begin.
@@ -27,24 +28,38 @@ const FOREIGN_SOURCE: &str = "fib saddr . iif oif missing";
 /// What the table says to whoever finds it.
 const COMMENT: &str = "kept by weftd --guard; weft cleanup removes it";
 
-/// Who may send to the tunnel of this host.
+/// Who may send to the tunnels of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
+    /// To that of IPv4.
+    pub v4: TunnelGuard,
+    /// To that of IPv6, if there is one.
+    pub v6: Option<TunnelGuard<Ipv6Addr>>,
+}
+
+/// Who may send to the tunnel of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TunnelGuard<A: IpAddress = Ipv4Addr> {
+    /// The table's name.
+    pub table: String,
     /// Where the tunnel's datagrams arrive.
     pub tunnel: TunnelEnd,
     /// The overlay's network, whose pods have no business at other hosts' tunnels.
-    pub network: Prefix,
+    pub network: Prefix<A>,
     /// The addresses of the peers.
-    pub peers: BTreeSet<Ipv4Addr>,
+    pub peers: BTreeSet<A>,
 }
 
-/// What the kernel has of a guard.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ListedGuard {
+/// The objects of a table, each with its kind.
+pub type Frame = Vec<(String, Value)>;
+
+/// What the kernel has of the guard of one tunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedGuard<A: IpAddress = Ipv4Addr> {
     /// All but the elements of the set, without what differs from one listing to the next.
-    pub frame: Vec<(String, Value)>,
+    pub frame: Frame,
     /// Nothing if the set is not there, or has something else than addresses in it.
-    peers: Option<BTreeSet<Ipv4Addr>>,
+    peers: Option<BTreeSet<A>>,
     /// Packets that it dropped since it was made.
     pub dropped: Dropped,
 }
@@ -74,13 +89,16 @@ pub fn table_name(network: Prefix) -> String {
     format!("{TABLE_PREFIX}{}", network.key())
 }
 
-impl Guard {
+impl<A: IpAddress> TunnelGuard<A> {
+    /// nft's word for the family.
+    pub const FAMILY: &'static str = if A::BITS == 32 { "ip" } else { "ip6" };
+
     /// Input for `nft -f` that makes this of a table which is as it should be but for its peers;
     /// `None` if nothing is to be done.
-    pub fn edits(&self, found: &ListedGuard) -> Option<String> {
+    pub fn edits(&self, found: &ListedGuard<A>) -> Option<String> {
         let Some(peers) = &found.peers else { return Some(self.whole()) };
-        let set = format!("element ip {} {SET}", table_name(self.network));
-        let edit = |verb, addresses: Vec<&Ipv4Addr>| match addresses.is_empty() {
+        let set = format!("element {} {} {SET}", Self::FAMILY, self.table);
+        let edit = |verb, addresses: Vec<&A>| match addresses.is_empty() {
             true => String::new(),
             false => format!("{verb} {set} {{ {} }}\n", spelled(addresses)),
         };
@@ -91,39 +109,40 @@ impl Guard {
 
     /// Input for `nft -f` that makes the table anew, in one step.
     pub fn whole(&self) -> String {
-        let Self { tunnel, network, peers } = self;
-        let (table, port, ours) = (table_name(*network), tunnel.port(), condition(*tunnel));
+        let Self { table, tunnel, network, peers } = self;
+        let (family, port, ours) = (Self::FAMILY, tunnel.port(), condition(*tunnel));
+        let kind = if A::BITS == 32 { "ipv4_addr" } else { "ipv6_addr" };
         let elements = match peers.is_empty() {
             true => String::new(),
             false => format!("elements = {{ {} }} ; ", spelled(peers)),
         };
         // What is deleted has to be there.
         format!(
-            "add table ip {table}\n\
-             delete table ip {table}\n\
-             add table ip {table} {{ comment \"{COMMENT}\" ; }}\n\
-             add set ip {table} {SET} {{ type ipv4_addr ; {elements}}}\n\
-             add chain ip {table} input {{ type filter hook input priority 0 ; }}\n\
-             add chain ip {table} forward {{ type filter hook forward priority 0 ; }}\n\
-             add rule ip {table} input {ours} ip saddr != @{SET} counter drop\n\
-             add rule ip {table} input {ours} {FOREIGN_SOURCE} counter drop\n\
-             add rule ip {table} forward udp dport {port} ip saddr {network} ip daddr @{SET} \
-             counter drop\n\
-             add rule ip {table} forward udp dport {port} ip daddr @{SET} {FOREIGN_SOURCE} \
-             counter drop\n"
+            "add table {family} {table}\n\
+             delete table {family} {table}\n\
+             add table {family} {table} {{ comment \"{COMMENT}\" ; }}\n\
+             add set {family} {table} {SET} {{ type {kind} ; {elements}}}\n\
+             add chain {family} {table} input {{ type filter hook input priority 0 ; }}\n\
+             add chain {family} {table} forward {{ type filter hook forward priority 0 ; }}\n\
+             add rule {family} {table} input {ours} {family} saddr != @{SET} counter drop\n\
+             add rule {family} {table} input {ours} {FOREIGN_SOURCE} counter drop\n\
+             add rule {family} {table} forward udp dport {port} {family} saddr {network} \
+             {family} daddr @{SET} counter drop\n\
+             add rule {family} {table} forward udp dport {port} {family} daddr @{SET} \
+             {FOREIGN_SOURCE} counter drop\n"
         )
     }
 }
 
-fn spelled<'a>(addresses: impl IntoIterator<Item = &'a Ipv4Addr>) -> String {
-    let each: Vec<_> = addresses.into_iter().map(Ipv4Addr::to_string).collect();
+fn spelled<'a, A: IpAddress + 'a>(addresses: impl IntoIterator<Item = &'a A>) -> String {
+    let each: Vec<_> = addresses.into_iter().map(A::to_string).collect();
     each.join(", ")
 }
 
-impl ListedGuard {
-    /// Reads the output of `nft -j list table ip NAME`.
+impl<A: IpAddress> ListedGuard<A> {
+    /// Reads the output of `nft -j list table FAMILY NAME`.
     pub fn parse(text: &str) -> Result<Self, ListError> {
-        let mut found = Self::default();
+        let mut found = Self { frame: Vec::new(), peers: None, dropped: Dropped::default() };
         for (kind, mut object) in objects(text)? {
             match kind.as_str() {
                 "metainfo" => continue,
@@ -149,7 +168,7 @@ impl ListedGuard {
 }
 
 /// The elements of a set; an empty one has no list.
-fn addresses(elements: &Value) -> Option<BTreeSet<Ipv4Addr>> {
+fn addresses<A: IpAddress>(elements: &Value) -> Option<BTreeSet<A>> {
     let Some(list) = elements.as_array() else { return Some(BTreeSet::new()) };
     list.iter().map(|element| element.as_str()?.parse().ok()).collect()
 }
@@ -164,7 +183,7 @@ fn take_counts(rule: &mut Value) -> u64 {
 /// Whether a table of this family and name is the guard of some network.
 pub fn is_guard(family: &str, name: &str) -> bool {
     let network = name.strip_prefix(TABLE_PREFIX).map(Prefix::<Ipv4Addr>::from_key);
-    family == "ip" && network.is_some_and(|network| network.is_ok())
+    ["ip", "ip6"].contains(&family) && network.is_some_and(|network| network.is_ok())
 }
 
 #[cfg(test)]

@@ -1,22 +1,24 @@
 //! Keeps the guard of the tunnel's port as the peers are: sets it once they are known, follows
 //! them, and checks it at each resync. Decides when; `guard` decides what to change.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::pending;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::failure::{LogOnce, with_causes};
-use crate::netfilter::guard::{Dropped, Guard, ListedGuard, is_guard, table_name};
+use crate::netfilter::guard::{
+    Dropped, Frame, Guard, ListedGuard, TunnelGuard, is_guard, table_name,
+};
 use crate::netfilter::program::NFT;
 use crate::netfilter::reconciler::{
     RETRY, RuleError, apply_nftables, list_table, note, remove_tables,
 };
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 use crate::status::{self, TunnelEnd};
 
 /// Shortest pause between two edits: each starts nft twice, and the peers of a starting cluster
@@ -27,8 +29,9 @@ const EDIT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct GuardKeeper {
     resync: Duration,
-    /// What was set, and how nft printed it right afterwards, which differs by nft's version.
-    kept: Option<(TunnelEnd, Vec<(String, Value)>)>,
+    /// What was set of each family, and how nft printed it right afterwards, which differs by nft's
+    /// version.
+    kept: BTreeMap<&'static str, (TunnelEnd, Frame)>,
     logged: LogOnce,
     state: watch::Sender<status::Guard>,
 }
@@ -37,7 +40,7 @@ impl GuardKeeper {
     /// Will check the guard every `resync`.
     pub fn new(resync: Duration) -> Self {
         let state = watch::Sender::new(status::Guard::default());
-        Self { resync, kept: None, logged: LogOnce::default(), state }
+        Self { resync, kept: BTreeMap::new(), logged: LogOnce::default(), state }
     }
 
     /// The state of the guard, and each change of it.
@@ -75,7 +78,7 @@ impl GuardKeeper {
                 }
                 Err(error) => {
                     self.logged.once(&with_causes(&error), |text| {
-                        let port = guard.tunnel.port();
+                        let port = guard.v4.tunnel.port();
                         error!("the guard of UDP port {port} can't be kept: {text}; retrying");
                     });
                     self.resync.min(RETRY)
@@ -87,20 +90,20 @@ impl GuardKeeper {
 
     /// Makes the kernel's guard this one. If `is_news`, a difference is no fault.
     async fn reconcile(&mut self, guard: &Guard, is_news: bool) -> Result<(), RuleError> {
-        let result = self.look_and_edit(guard).await;
+        let result = self.look_and_edit_all(guard).await;
         self.state.send_modify(|state| {
-            state.port = guard.tunnel.port();
+            state.port = guard.v4.tunnel.port();
             let is_repaired = result.as_ref().ok().map(|(_, is_changed)| *is_changed && !is_news);
             note(&mut state.kept, is_repaired);
             state.kept.settled = true;
             if let Ok((dropped, _)) = &result {
-                state.peers = guard.peers.len();
+                state.peers = guard.v4.peers.len();
                 state.dropped_from_strangers = dropped.from_strangers;
                 state.dropped_from_pods = dropped.from_pods;
             }
         });
         let (_, is_changed) = result?;
-        let (port, count) = (guard.tunnel.port(), guard.peers.len());
+        let (port, count) = (guard.v4.tunnel.port(), guard.v4.peers.len());
         if self.logged.forget() {
             info!("the guard of UDP port {port} is kept again");
         } else if is_changed && is_news {
@@ -111,11 +114,33 @@ impl GuardKeeper {
         Ok(())
     }
 
+    /// The same of both families. Where IPv6 has no tunnel, what an earlier run guarded one with
+    /// goes.
+    async fn look_and_edit_all(&mut self, guard: &Guard) -> Result<(Dropped, bool), RuleError> {
+        let is_first = self.kept.is_empty();
+        let (mut dropped, is_changed) = self.look_and_edit(&guard.v4).await?;
+        let Some(v6) = &guard.v6 else {
+            if !is_first {
+                return Ok((dropped, is_changed));
+            }
+            let name = &guard.v4.table;
+            let is_left = |family: &str, found: &str| family == "ip6" && found == name;
+            return Ok((dropped, remove_guards(is_left).await? | is_changed));
+        };
+        let (of_v6, is_changed_v6) = self.look_and_edit(v6).await?;
+        dropped.from_strangers += of_v6.from_strangers;
+        dropped.from_pods += of_v6.from_pods;
+        Ok((dropped, is_changed | is_changed_v6))
+    }
+
     /// What was dropped so far, and whether anything had to be edited.
-    async fn look_and_edit(&mut self, guard: &Guard) -> Result<(Dropped, bool), RuleError> {
-        if let Some((tunnel, frame)) = &self.kept
+    async fn look_and_edit<A: IpAddress>(
+        &mut self,
+        guard: &TunnelGuard<A>,
+    ) -> Result<(Dropped, bool), RuleError> {
+        if let Some((tunnel, frame)) = self.kept.get(TunnelGuard::<A>::FAMILY)
             && *tunnel == guard.tunnel
-            && let Some(found) = found(guard.network).await?
+            && let Some(found) = found(guard).await?
             && found.frame == *frame
         {
             let Some(text) = guard.edits(&found) else { return Ok((found.dropped, false)) };
@@ -123,16 +148,16 @@ impl GuardKeeper {
             return Ok((found.dropped, true));
         }
         apply_nftables(&guard.whole()).await?;
-        let frame = found(guard.network).await?.unwrap_or_default().frame;
-        self.kept = Some((guard.tunnel, frame));
+        let frame = found(guard).await?.map(|found| found.frame).unwrap_or_default();
+        self.kept.insert(TunnelGuard::<A>::FAMILY, (guard.tunnel, frame));
         Ok((Dropped::default(), true))
     }
 }
 
-/// What there is of the guard of `network`; nothing if it can't be read, as when somebody gave the
-/// table flags, which nft 1.0.6 does not print as JSON.
-async fn found(network: Prefix) -> Result<Option<ListedGuard>, RuleError> {
-    let printed = list_table(("ip", &table_name(network))).await?;
+/// What there is of a guard; nothing if it can't be read, as when somebody gave the table flags,
+/// which nft 1.0.6 does not print as JSON.
+async fn found<A: IpAddress>(guard: &TunnelGuard<A>) -> Result<Option<ListedGuard<A>>, RuleError> {
+    let printed = list_table((TunnelGuard::<A>::FAMILY, &guard.table)).await?;
     Ok(printed.and_then(|text| ListedGuard::parse(&text).ok()))
 }
 
@@ -140,7 +165,7 @@ async fn found(network: Prefix) -> Result<Option<ListedGuard>, RuleError> {
 /// not be heard.
 pub async fn remove_left_guard(network: Prefix) {
     let table = table_name(network);
-    match remove_guards(|name| name == table).await {
+    match remove_guards(|_, name| name == table).await {
         Ok(true) => info!("removed the guard of {network} of an earlier run"),
         Ok(false) => {}
         Err(error) => warn!(
@@ -151,10 +176,10 @@ pub async fn remove_left_guard(network: Prefix) {
     }
 }
 
-/// Removes the guards whose tables' names `is_meant` takes; whether there were any. None were made
-/// where nft is not installed.
-pub async fn remove_guards(is_meant: impl Fn(&str) -> bool) -> Result<bool, RuleError> {
-    match remove_tables(|family, name| is_guard(family, name) && is_meant(name)).await {
+/// Removes the guards whose tables `is_meant` takes by family and name; whether there were any.
+/// None were made where nft is not installed.
+pub async fn remove_guards(is_meant: impl Fn(&str, &str) -> bool) -> Result<bool, RuleError> {
+    match remove_tables(|family, name| is_guard(family, name) && is_meant(family, name)).await {
         Err(error) if error.is_missing_program() => Ok(false),
         result => result,
     }

@@ -67,6 +67,8 @@ pub struct Status {
     pub carrier_lost_lately: u64,
     /// The overlay's own device, if it has one.
     pub device: Option<String>,
+    /// The one of IPv6, if that has one of its own. Since schema 2.
+    pub ipv6_device: Option<String>,
     /// The dataplane in one line, for people.
     pub dataplane: Option<String>,
     /// Whether packets can flow; false while the dataplane is made again. Since schema 2.

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
+use crate::backend::family::VXLAN_NAMES;
 use crate::backend::udp::{pair_names, remove_kept};
 use crate::config::subnet_file::Previous;
 use crate::config::whole_file;
@@ -115,13 +116,13 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
         let removed = flavour.remove_rules(Family::ALL).await;
         account.take(format!("the rules of {}", flavour.name()), removed);
     }
-    account.take("the guard of the tunnel's port", remove_guards(|_| true).await);
+    account.take("the guard of the tunnel's port", remove_guards(|_, _| true).await);
     Ok(())
 }
 
-/// `flannel.1` and the like.
+/// `flannel.1`, `flannel-v6.1` and the like.
 fn is_vxlan(link: &Link) -> bool {
-    let number = link.id.name.strip_prefix("flannel.");
+    let number = VXLAN_NAMES.iter().find_map(|name| link.id.name.strip_prefix(name));
     link.vxlan.is_some() && number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 

@@ -10,25 +10,25 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6105, 61805),
+    ("backend", 6284, 63781),
     ("bin", 15, 144),
     ("config", 1759, 18036),
-    ("daemon", 3599, 36924),
-    ("control", 5704, 57489),
+    ("daemon", 3606, 37083),
+    ("control", 5704, 57498),
     ("device", 482, 5189),
     ("engine", 1846, 17249),
     ("fast_path", 571, 5164),
     ("forward", 752, 7152),
-    ("host", 2848, 30073),
-    ("netfilter", 1213, 11996),
+    ("host", 2886, 30648),
+    ("netfilter", 1242, 12429),
     ("offload", 843, 7808),
     ("packet", 997, 9909),
     ("rights", 55, 575),
     ("route", 424, 4382),
     ("stats", 249, 2205),
-    ("status", 559, 3947),
+    ("status", 560, 3955),
     ("sys", 1154, 12225),
-    ("tool", 5141, 55147),
+    ("tool", 5153, 55351),
 ];
 
 /// Lines and tokens.

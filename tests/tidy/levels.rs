@@ -42,8 +42,8 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "host",
         &[
-            &["lock", "mtu", "node_lock", "state"],
-            &["netlink/decode", "netlink/exchange"],
+            &["lock", "node_lock", "state"],
+            &["mtu", "netlink/decode", "netlink/exchange"],
             &["netlink"],
             &["netlink/filters", "netlink/neighbours", "netlink/routes"],
             &["listing", "netlink/devices", "netlink/events", "netlink/policies"],
@@ -57,7 +57,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "backend",
         &[
-            &["handover", "peer/classic_bpf", "peer/state"],
+            &["family", "handover", "peer/classic_bpf", "peer/state"],
             &["peer/evidence", "peer/words"],
             &["setup", "peer/one", "peer/echoes"],
             &["peer/capture", "peer/machine"],
@@ -73,9 +73,9 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["udp/kernel_plane/placement", "udp/tun_device"],
             &["host_gw", "extension/hosts", "vxlan/owner"],
             &["udp/fallback", "udp/peers", "udp/team"],
-            &["extension", "kernel_health", "kernel_tables", "vxlan", "udp/open", "udp/prober"],
-            &["kernel", "udp/kernel_plane"],
-            &["udp/tunnel"],
+            &["extension", "kernel_health", "vxlan", "udp/open", "udp/prober"],
+            &["kernel_tables", "udp/kernel_plane"],
+            &["kernel", "udp/tunnel"],
             &["udp"],
             &["running"],
         ],

@@ -2,7 +2,7 @@
 //! reads the clock.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use crate::backend::status::PeerHosts;
@@ -15,6 +15,8 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Peer {
     pub(super) public_ip: Ipv4Addr,
+    /// Its IPv6 subnet and where it is reached, if it has both.
+    pub(super) v6: Option<(Prefix<Ipv6Addr>, Ipv6Addr)>,
     pub(super) data: String,
 }
 
@@ -121,7 +123,7 @@ mod tests {
     }
 
     fn peer(data: &str) -> Peer {
-        Peer { public_ip: Ipv4Addr::new(192, 0, 2, 1), data: data.to_owned() }
+        Peer { public_ip: Ipv4Addr::new(192, 0, 2, 1), v6: None, data: data.to_owned() }
     }
 
     fn wanted(hosts: &[(u8, &str)]) -> BTreeMap<Prefix, Peer> {

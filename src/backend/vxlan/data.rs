@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::backend::family::CarriedFamily;
 use crate::control::lease::{LeaseAttributes, RawJson};
 use crate::host::state::MacAddress;
 
@@ -15,8 +16,8 @@ pub(super) fn data(vni: u32, mac: MacAddress) -> RawJson {
 }
 
 /// The hardware address that a vxlan node publishes; `None` if there is none to send to.
-pub(super) fn vtep_mac(attributes: &LeaseAttributes) -> Option<MacAddress> {
-    let text = attributes.backend_data.as_ref()?.0.get();
+pub(super) fn vtep_mac<A: CarriedFamily>(attributes: &LeaseAttributes) -> Option<MacAddress> {
+    let text = A::data(attributes)?.0.get();
     let data: Value = serde_json::from_str(text).ok()?;
     // As Go reads it: in any case.
     let members = data.as_object()?;
@@ -26,6 +27,8 @@ pub(super) fn vtep_mac(attributes: &LeaseAttributes) -> Option<MacAddress> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
     use crate::backend_kind::BackendKind;
 
@@ -43,7 +46,18 @@ mod tests {
             r#""BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}}"#
         );
         assert_eq!(String::from_utf8(ours.to_json().unwrap()).unwrap(), flannels);
-        assert_eq!(vtep_mac(&attributes(flannels)), Some(mac));
+        assert_eq!(vtep_mac::<Ipv4Addr>(&attributes(flannels)), Some(mac));
+        assert_eq!(vtep_mac::<Ipv6Addr>(&attributes(flannels)), None);
+        let dual = LeaseAttributes {
+            public_ipv6: Some("fd99::1".parse().unwrap()),
+            backend_v6_data: Some(data(1, mac)),
+            ..ours
+        };
+        let flannels = flannels.replace("null", r#""fd99::1""#);
+        let flannels = flannels
+            .replace("\"}}", r#""},"BackendV6Data":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}}"#);
+        assert_eq!(String::from_utf8(dual.to_json().unwrap()).unwrap(), flannels);
+        assert_eq!(vtep_mac::<Ipv6Addr>(&attributes(&flannels)), Some(mac));
         let beyond = data(65_537, mac);
         assert!(beyond.0.get().starts_with(r#"{"VNI":1,"#), "flannel's readers take 16 bits");
     }
@@ -53,7 +67,7 @@ mod tests {
         let read = |data: &str| {
             let value =
                 format!(r#"{{"PublicIP":"1.2.3.4","BackendType":"vxlan","BackendData":{data}}}"#);
-            vtep_mac(&attributes(&value)).map(|mac| mac.to_string())
+            vtep_mac::<Ipv4Addr>(&attributes(&value)).map(|mac| mac.to_string())
         };
         let old = r#"{"VtepMAC":"82:4b:b6:2f:54:4e"}"#;
         assert_eq!(read(old).as_deref(), Some("82:4b:b6:2f:54:4e"));

@@ -1,27 +1,32 @@
 //! The VXLAN device: whether the one that is there can stay, and how one is made. `mismatch`
 //! decides without I/O.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use tracing::debug;
+use tracing::{debug, warn};
 
+use crate::backend::family::CarriedFamily;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
+use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{self, NetlinkError, devices};
-use crate::host::state::{Link, MacAddress, Vxlan};
+use crate::host::state::{KernelFamily, Link, LinkId, MacAddress, Vxlan};
 
 /// flannel's name for the device of a VNI.
-pub(super) fn name(settings: &VxlanBackendConfig) -> String {
-    format!("flannel.{}", settings.vni)
+pub(super) fn name<A: CarriedFamily>(settings: &VxlanBackendConfig) -> String {
+    format!("{}{}", A::VXLAN_NAME, settings.vni)
 }
 
 /// What the device of `settings` over `external` is made with.
-pub(super) fn vxlan(settings: &VxlanBackendConfig, external: &ExternalInterface) -> Vxlan {
+pub(super) fn vxlan<A: CarriedFamily>(
+    settings: &VxlanBackendConfig,
+    external: &ExternalInterface,
+) -> Vxlan {
     Vxlan {
         vni: settings.vni,
         parent_index: external.index,
-        local: Some(external.address),
+        local: A::own(external).map(Into::into),
         port: settings.port,
         gbp: settings.gbp,
         learning: settings.learning,
@@ -29,11 +34,19 @@ pub(super) fn vxlan(settings: &VxlanBackendConfig, external: &ExternalInterface)
     }
 }
 
-/// MTU of the overlay, in bytes: what the tunnel's packets may have, less the tunnel's headers. The
+/// What the tunnel's headers take from the MTU, in bytes.
+pub(super) fn overhead_bytes<A: CarriedFamily>() -> u32 {
+    BackendKind::Vxlan.overhead_bytes() - Ipv4Addr::HEADER_BYTES + A::HEADER_BYTES
+}
+
+/// MTU of the device, in bytes: what the tunnel's packets may have, less the tunnel's headers. The
 /// kernel refuses more than the external interface carries (`vxlan_change_mtu`).
-pub(super) fn mtu_bytes(settings: &VxlanBackendConfig, external: &ExternalInterface) -> u32 {
+pub(super) fn mtu_bytes<A: CarriedFamily>(
+    settings: &VxlanBackendConfig,
+    external: &ExternalInterface,
+) -> u32 {
     let below = settings.mtu_bytes.unwrap_or(u32::MAX).min(external.mtu_bytes);
-    below.saturating_sub(BackendKind::Vxlan.overhead_bytes())
+    below.saturating_sub(overhead_bytes::<A>())
 }
 
 /// The port of devices that are made without one, where the kernel says it: a parameter of its
@@ -48,7 +61,7 @@ pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) 
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
     // One that nobody knows is no difference.
     let port = wanted.port.or(kernels_port).or(vxlan.port);
-    let address = |local: Option<Ipv4Addr>| local.unwrap_or(Ipv4Addr::UNSPECIFIED).to_string();
+    let address = |local: Option<IpAddr>| local.map(|it| it.to_string()).unwrap_or_default();
     let number = |port: Option<u16>| port.unwrap_or_default().to_string();
     let parts = [
         ("VNI", wanted.vni.to_string(), vxlan.vni.to_string()),
@@ -77,21 +90,35 @@ pub(super) async fn make(
         let found = netlink::link_named(name).await?.filter(|_| error.is_already_there());
         return found.ok_or(error);
     }
-    refuse_router_advertisements(name);
     netlink::link_just_made(name).await
 }
 
-/// The overlay has no routers that could advertise themselves. Without IPv6 there is no such file.
-fn refuse_router_advertisements(name: &str) {
-    let path = format!("/proc/sys/net/ipv6/conf/{name}/accept_ra");
+/// The overlay has no routers that could advertise themselves, and nobody to tell of an address of
+/// the link. Where the kernel has no IPv6 there is nothing to be kept from.
+pub(super) async fn refuse_autoconfiguration(link: &LinkId) {
+    let path = format!("/proc/sys/net/ipv6/conf/{}/accept_ra", link.name);
     if let Err(error) = std::fs::write(&path, "0") {
-        debug!("cannot set {path} to 0: {error}");
+        // As in a container that is not privileged. With 1, a host that forwards accepts none.
+        match std::fs::read_to_string(&path) {
+            Ok(text) if text.trim() == "2" => warn!(
+                "{path} is 2 and cannot be set to 0 ({error}): whoever sends into the overlay can \
+                 give this host addresses and routes; set it on the host, and \
+                 net.ipv6.conf.default.accept_ra as well"
+            ),
+            Ok(_) | Err(_) => debug!("cannot set {path} to 0: {error}"),
+        }
+    }
+    if let Err(error) = devices::keep_silent(link).await {
+        debug!("{}", with_causes(&error));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
+    use crate::host::interface::ExternalV6;
     use crate::host::state::tests::link;
 
     fn settings() -> VxlanBackendConfig {
@@ -118,7 +145,7 @@ mod tests {
     fn mtu_is_never_above_the_interface() {
         let of = |json| {
             let settings = VxlanBackendConfig::parse(&json).unwrap();
-            mtu_bytes(&settings, &external())
+            mtu_bytes::<Ipv4Addr>(&settings, &external())
         };
         assert_eq!(of(serde_json::json!({})), 1450);
         assert_eq!(of(serde_json::json!({"MTU": 1400})), 1350);
@@ -127,8 +154,8 @@ mod tests {
 
     #[test]
     fn only_unchangeable_differences_replace_the_device() {
-        assert_eq!(name(&settings()), "flannel.18888");
-        let wanted = vxlan(&settings(), &external());
+        assert_eq!(name::<Ipv4Addr>(&settings()), "flannel.18888");
+        let wanted = vxlan::<Ipv4Addr>(&settings(), &external());
         let kernels = Vxlan { port: Some(8472), ..wanted.clone() };
         let here = found(Some(kernels.clone()));
         assert_eq!(mismatch(&wanted, &here, Some(8472)), None, "the kernel's port");
@@ -157,13 +184,27 @@ mod tests {
     }
 
     #[test]
-    fn mtu_is_50_bytes_below_the_underlay() {
-        assert_eq!(mtu_bytes(&settings(), &external()), 1450);
-        let settings = VxlanBackendConfig { mtu_bytes: Some(1400), ..settings() };
-        assert_eq!(
-            mtu_bytes(&settings, &external()),
-            1350,
-            "Backend.MTU is the wire's, as flannel's"
-        );
+    fn each_family_has_a_device_of_its_own() {
+        let [v4, v6] = [name::<Ipv4Addr>(&settings()), name::<Ipv6Addr>(&settings())];
+        assert_eq!([v4.as_str(), &v6], ["flannel.18888", "flannel-v6.18888"]);
+        let address: Ipv6Addr = "fd99::1".parse().unwrap();
+        let dual = ExternalInterface { v6: Some(ExternalV6::of(address, None)), ..external() };
+        let wanted = vxlan::<Ipv6Addr>(&settings(), &dual);
+        assert_eq!(wanted.local, Some(address.into()));
+        let of_v4 = Link { vxlan: Some(vxlan::<Ipv4Addr>(&settings(), &dual)), ..found(None) };
+        let why = mismatch(&wanted, &of_v4, None).unwrap_or_default();
+        assert!(why.contains("192.0.2.1 and not fd99::1"), "another tunnel is kept: {why:?}");
+    }
+
+    #[test]
+    fn mtu_is_50_or_70_bytes_below_the_underlay() {
+        let settings = |mtu_bytes| VxlanBackendConfig { mtu_bytes, ..settings() };
+        let both = |settings: &VxlanBackendConfig| {
+            let external = &external();
+            [mtu_bytes::<Ipv4Addr>(settings, external), mtu_bytes::<Ipv6Addr>(settings, external)]
+        };
+        assert_eq!(both(&settings(None)), [1450, 1430]);
+        // Backend.MTU is the wire's, as flannel's.
+        assert_eq!(both(&settings(Some(1400))), [1350, 1330]);
     }
 }

@@ -1,57 +1,67 @@
 //! Which node owns a hardware address that several leases name. Pure.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 
+use crate::backend::family::CarriedFamily;
 use crate::control::lease::{Lease, Lifetime};
 use crate::host::state::MacAddress;
+use crate::route::{Prefix, Prefixes};
 
 use super::data::vtep_mac;
 
+/// A peer that can be set up.
+#[derive(Debug)]
+pub(super) struct Vtep<A: CarriedFamily> {
+    /// The pods' addresses.
+    pub(super) subnet: Prefix<A>,
+    /// Where the tunnel ends.
+    pub(super) host: A,
+    /// Who takes the packets there.
+    pub(super) mac: MacAddress,
+}
+
+/// Why leases can't be set up.
+pub(in crate::backend) type Unusable = BTreeMap<Prefixes, String>;
+
 /// The kernel sends what is for one hardware address to one host, which may have two subnets: an
 /// old lease lingers beside the new one. Of several hosts the one whose lease was written last
-/// has it: the others may be gone, and their leases linger for up to a day. Gives the leases that
-/// can be set up, each with its hardware address, and why the others cannot.
-pub(super) fn resolve<'a>(
+/// has it: the others may be gone, and their leases linger for up to a day. Gives the peers of the
+/// family that can be set up, and why others cannot.
+pub(super) fn resolve<'a, A: CarriedFamily>(
     leases: impl Iterator<Item = &'a Lease>,
-) -> (Vec<(&'a Lease, MacAddress)>, Vec<String>) {
-    let (mut usable, mut unusable, mut named) = (Vec::new(), Vec::new(), Vec::new());
+) -> (Vec<Vtep<A>>, Unusable) {
+    let (mut usable, mut unusable, mut named) = (Vec::new(), Unusable::new(), Vec::new());
     for lease in leases {
-        match vtep_mac(&lease.attributes) {
-            Some(mac) => named.push((lease, mac)),
-            None => unusable.push(format!("{} names no VtepMAC", name(lease))),
+        let Some((subnet, host)) = A::peer(lease) else { continue };
+        let name = format!("{} of {host}", lease.subnets);
+        match vtep_mac::<A>(&lease.attributes) {
+            Some(mac) => named.push((lease, name, Vtep { subnet, host, mac })),
+            None => drop(unusable.insert(lease.subnets, format!("{name} names no VtepMAC"))),
         }
     }
-    let mut owners: BTreeMap<MacAddress, &Lease> = BTreeMap::new();
-    for (lease, mac) in &named {
-        let owner = owners.entry(*mac).or_insert(lease);
-        if written(lease) > written(owner) {
-            *owner = lease;
+    let mut owners: BTreeMap<MacAddress, (i64, String, A)> = BTreeMap::new();
+    for (lease, name, Vtep { host, mac, .. }) in &named {
+        let this = || (written(lease), name.clone(), *host);
+        let owner = owners.entry(*mac).or_insert_with(this);
+        if written(lease) > owner.0 {
+            *owner = this();
         }
     }
-    for (lease, mac) in named {
-        let owner = owners[&mac];
-        if host(owner) == host(lease) {
-            usable.push((lease, mac));
-        } else {
-            unusable.push(format!(
-                "{} has the VtepMAC {mac} of the newer lease {}; if both nodes run, one is a copy \
-                 of the other: stop weftd there, delete its vxlan device and its lease, and start \
-                 it again",
-                name(lease),
-                name(owner),
-            ));
+    for (lease, name, vtep) in named {
+        let (_, newer, host) = &owners[&vtep.mac];
+        if *host == vtep.host {
+            usable.push(vtep);
+            continue;
         }
+        let why = format!(
+            "{name} has the VtepMAC {} of the newer lease {newer}; if both nodes run, one is a \
+             copy of the other: stop weftd there, delete its vxlan device and its lease, and start \
+             it again",
+            vtep.mac
+        );
+        unusable.insert(lease.subnets, why);
     }
     (usable, unusable)
-}
-
-fn host(lease: &Lease) -> Ipv4Addr {
-    lease.attributes.public_ip
-}
-
-fn name(lease: &Lease) -> String {
-    format!("{} of {}", lease.subnets, host(lease))
 }
 
 /// When a lease was written, as far as its store shows; to be compared within one store only. A
@@ -69,6 +79,8 @@ fn written(lease: &Lease) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::super::data::data;
     use super::*;
     use crate::backend_kind::BackendKind;
@@ -93,7 +105,8 @@ mod tests {
     }
 
     fn usable(leases: &[Lease]) -> Vec<String> {
-        resolve(leases.iter()).0.iter().map(|(lease, _)| lease.subnets.to_string()).collect()
+        let (usable, _) = resolve::<Ipv4Addr>(leases.iter());
+        usable.iter().map(|vtep| vtep.subnet.to_string()).collect()
     }
 
     #[test]
@@ -110,7 +123,8 @@ mod tests {
         ] {
             assert_eq!(usable(&[old.clone(), new.clone()]), ["10.5.2.0/24"], "{store}");
             assert_eq!(usable(&[new.clone(), old.clone()]), ["10.5.2.0/24"], "{store}, reversed");
-            let unusable = resolve([&old, &new].into_iter()).1.concat();
+            let (_, unusable) = resolve::<Ipv4Addr>([&old, &new].into_iter());
+            let unusable = unusable.into_values().collect::<String>();
             for words in ["10.5.1.0/24 of 192.0.2.1", "newer lease 10.5.2.0/24 of 192.0.2.2"] {
                 assert!(unusable.contains(words), "{store}: no {words:?} in {unusable:?}");
             }
@@ -130,5 +144,29 @@ mod tests {
     fn first_of_equally_old_leases_wins() {
         let reservations = [1, 2].map(|number| lease(number, 1, Lifetime::Reservation, 0, 0));
         assert_eq!(usable(&reservations), ["10.5.1.0/24"], "an order that all nodes agree on");
+    }
+
+    #[test]
+    fn a_family_that_a_node_lacks_is_no_fault_of_its_lease() {
+        let dual = |number: u8, data_v6: bool| {
+            let mut lease = lease(number, number, ETCD, 1, 1);
+            lease.subnets = format!("10.5.{number}.0/24,fd00:5:0:{number}::/64").parse().unwrap();
+            lease.attributes.public_ipv6 = Some(format!("fd99::{number}").parse().unwrap());
+            let mac = MacAddress([2, 0, 0, 0, 1, 1]);
+            lease.attributes.backend_v6_data = data_v6.then(|| data(1, mac));
+            lease
+        };
+        // Of IPv4 alone, of both, and of both without what IPv6 needs.
+        let leases = [lease(1, 1, ETCD, 1, 1), dual(2, true), dual(3, false)];
+        let (usable, unusable) = resolve::<Ipv6Addr>(leases.iter());
+        let subnets: Vec<_> = usable.iter().map(|vtep| vtep.subnet.to_string()).collect();
+        assert_eq!(subnets, ["fd00:5:0:2::/64"]);
+        let unusable: Vec<_> = unusable.into_values().collect();
+        assert!(
+            unusable.len() == 1 && unusable[0].contains(" of fd99::3 names no"),
+            "{unusable:?}"
+        );
+        let (usable, unusable) = resolve::<Ipv4Addr>(leases.iter());
+        assert!(usable.len() == 3 && unusable.is_empty(), "one family costs the other");
     }
 }

@@ -70,7 +70,8 @@ fn vxlan(infos: &[LinkInfo]) -> Vxlan {
         match info {
             InfoVxlan::Id(vni) => vxlan.vni = *vni,
             InfoVxlan::Link(index) => vxlan.parent_index = *index,
-            InfoVxlan::Local(address) => vxlan.local = Some(*address),
+            InfoVxlan::Local(address) => vxlan.local = Some((*address).into()),
+            InfoVxlan::Local6(address) => vxlan.local = Some((*address).into()),
             InfoVxlan::Port(port) => vxlan.port = Some(*port),
             InfoVxlan::Gbp => vxlan.gbp = true,
             InfoVxlan::Learning(on) => vxlan.learning = *on,
@@ -80,6 +81,14 @@ fn vxlan(infos: &[LinkInfo]) -> Vxlan {
         }
     }
     vxlan
+}
+
+/// An address of either family, by its length.
+pub(super) fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+    Some(match bytes.len() {
+        4 => IpAddr::from(*bytes.first_chunk::<4>()?),
+        _ => IpAddr::from(*bytes.first_chunk::<16>()?),
+    })
 }
 
 /// The kernel's name of a family.
@@ -210,12 +219,21 @@ pub(super) fn blackhole_message<A: KernelFamily>(
     message
 }
 
-/// Of the main table, for any scope.
 fn to_prefix<A: IpAddress>(prefix: Prefix<A>, protocol: RouteProtocol) -> RouteMessage {
+    route_to(prefix.network(), prefix.length_bits(), protocol)
+}
+
+/// The question behind `ip route get`.
+pub(super) fn to_host<A: IpAddress>(destination: A) -> RouteMessage {
+    route_to(destination, A::BITS, RouteProtocol::BOOT)
+}
+
+/// Of the main table, for any scope.
+fn route_to<A: IpAddress>(network: A, length_bits: u8, protocol: RouteProtocol) -> RouteMessage {
     let mut message = RouteMessageBuilder::<IpAddr>::new().protocol(protocol.0.into()).build();
     message.header.address_family = family::<A>();
-    message.header.destination_prefix_length = prefix.length_bits();
-    let network: IpAddr = prefix.network().into();
+    message.header.destination_prefix_length = length_bits;
+    let network: IpAddr = network.into();
     message.attributes.push(RouteAttribute::Destination(network.into()));
     message
 }

@@ -1,6 +1,7 @@
 //! Makes devices: VXLAN devices, and pairs of which what goes into one end comes out of the other.
 
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rtnetlink::packet_core::NLM_F_REPLACE;
@@ -22,9 +23,11 @@ pub async fn add_vxlan(name: &str, vxlan: &Vxlan, mac: MacAddress, mtu_bytes: u3
         .learning(vxlan.learning)
         .address(mac.0.to_vec())
         .mtu(mtu_bytes);
-    if let Some(local) = vxlan.local {
-        builder = builder.local(local);
-    }
+    builder = match vxlan.local {
+        Some(IpAddr::V4(local)) => builder.local(local),
+        Some(IpAddr::V6(local)) => builder.local6(local),
+        None => builder,
+    };
     if let Some(port) = vxlan.port {
         builder = builder.port(port);
     }

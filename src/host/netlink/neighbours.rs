@@ -5,7 +5,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "the kernel's attributes, of which few matter")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
@@ -15,9 +15,10 @@ use rtnetlink::packet_route::neighbour::{
 use rtnetlink::packet_route::route::RouteType;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::decode::find;
+use super::decode::{self, find};
 use super::{Result, edit, list};
 use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
+use crate::route::IpAddress;
 
 /// States in which the kernel sends to the hardware address that it has (NUD_VALID).
 const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
@@ -43,10 +44,10 @@ const CERTAIN_TICKS_MAX: u32 = 47 * TICKS_PER_SECOND;
 const ASKED_TICKS_MAX: u32 = 10 * TICKS_PER_SECOND;
 
 /// The permanent entries of both tables of a VXLAN device.
-pub async fn entries(link: &LinkId) -> Result<Vec<LinkEntry>> {
+pub async fn entries<A: IpAddress>(link: &LinkId) -> Result<Vec<LinkEntry<A>>> {
     let mut entries = Vec::new();
     for table in [EntryTable::Neighbours, EntryTable::Forwarding] {
-        let listed = list_entries(link.index, table).await?;
+        let listed = list_entries::<A>(link.index, table).await?;
         entries.extend(listed.iter().filter_map(|message| entry(message, table)));
     }
     Ok(entries)
@@ -54,7 +55,7 @@ pub async fn entries(link: &LinkId) -> Result<Vec<LinkEntry>> {
 
 /// The hardware addresses that the kernel has for the neighbours of the link numbered `index`.
 pub async fn hardware_addresses(index: u32) -> Result<BTreeMap<Ipv4Addr, MacAddress>> {
-    let listed = list_entries(index, EntryTable::Neighbours).await?;
+    let listed = list_entries::<Ipv4Addr>(index, EntryTable::Neighbours).await?;
     let valid = listed.iter().filter(|it| u16::from(it.header.state) & VALID != 0);
     Ok(valid.filter_map(addresses).filter(|(_, mac)| mac.is_host()).collect())
 }
@@ -66,7 +67,7 @@ pub async fn unresolved(index: u32) -> Result<BTreeMap<Ipv4Addr, bool>> {
         let state = u16::from(message.header.state);
         (state & (ASKED | GIVEN_UP) != 0).then_some((destination(message)?, state & GIVEN_UP != 0))
     };
-    let listed = list_entries(index, EntryTable::Neighbours).await?;
+    let listed = list_entries::<Ipv4Addr>(index, EntryTable::Neighbours).await?;
     Ok(listed.iter().filter_map(unresolved).collect())
 }
 
@@ -91,7 +92,7 @@ pub async fn used(
         };
         Some((to, ticks.map(|ticks| Duration::from_secs(ticks.into()) / TICKS_PER_SECOND)))
     };
-    Ok(list_entries(index, table).await?.iter().filter_map(used).collect())
+    Ok(list_entries::<Ipv4Addr>(index, table).await?.iter().filter_map(used).collect())
 }
 
 /// How long ago a neighbour was used, from its state and two ages of the kernel's. While its
@@ -111,9 +112,12 @@ fn neighbour_used(state: u16, used: u32, confirmed: u32, is_known: bool) -> Opti
 }
 
 /// Those of one link: kernels list others, too.
-async fn list_entries(index: u32, table: EntryTable) -> Result<Vec<NeighbourMessage>> {
+async fn list_entries<A: IpAddress>(
+    index: u32,
+    table: EntryTable,
+) -> Result<Vec<NeighbourMessage>> {
     let mut query = NeighbourMessage::default();
-    let (name, family) = about(table);
+    let (name, family) = about::<A>(table);
     query.header.family = family;
     match table {
         EntryTable::Neighbours => query.attributes.push(NeighbourAttribute::IfIndex(index)),
@@ -143,45 +147,46 @@ pub async fn use_neighbour(index: u32, address: Ipv4Addr) -> Result {
 
 /// Sets a permanent entry, in place of another of the same address in the table of neighbours
 /// or the same hardware address in the forwarding database.
-pub async fn set_entry(link: &LinkId, entry: LinkEntry) -> Result {
+pub async fn set_entry<A: IpAddress>(link: &LinkId, entry: LinkEntry<A>) -> Result {
     let request = RouteNetlinkMessage::NewNeighbour(message(link, entry));
     edit(operation("set", link, entry), request, NLM_F_CREATE | NLM_F_REPLACE).await
 }
 
 /// Removes an entry.
-pub async fn remove_entry(link: &LinkId, entry: LinkEntry) -> Result {
+pub async fn remove_entry<A: IpAddress>(link: &LinkId, entry: LinkEntry<A>) -> Result {
     let request = RouteNetlinkMessage::DelNeighbour(message(link, entry));
     edit(operation("remove", link, entry), request, 0).await
 }
 
-fn operation(verb: &str, link: &LinkId, entry: LinkEntry) -> String {
+fn operation<A: IpAddress>(verb: &str, link: &LinkId, entry: LinkEntry<A>) -> String {
     let LinkEntry { table, address, mac } = entry;
-    format!("{verb} {address} {mac} in the {} of {}", about(table).0, link.name)
+    format!("{verb} {address} {mac} in the {} of {}", about::<A>(table).0, link.name)
 }
 
 /// What it is called, and whose family its entries are of.
-fn about(table: EntryTable) -> (&'static str, AddressFamily) {
+fn about<A: IpAddress>(table: EntryTable) -> (&'static str, AddressFamily) {
     match table {
-        EntryTable::Neighbours => ("neighbours", AddressFamily::Inet),
+        EntryTable::Neighbours => ("neighbours", decode::family::<A>()),
         EntryTable::Forwarding => ("forwarding database", AddressFamily::Bridge),
     }
 }
 
-fn message(link: &LinkId, entry: LinkEntry) -> NeighbourMessage {
+fn message<A: IpAddress>(link: &LinkId, entry: LinkEntry<A>) -> NeighbourMessage {
     let mut message = NeighbourMessage::default();
-    message.header.family = about(entry.table).1;
+    message.header.family = about::<A>(entry.table).1;
     message.header.ifindex = link.index;
     message.header.state = NeighbourState::Permanent;
     match entry.table {
         EntryTable::Neighbours => message.header.kind = RouteType::Unicast,
         EntryTable::Forwarding => message.header.flags = NeighbourFlags::Own,
     }
-    message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet(entry.address)));
+    let address: IpAddr = entry.address.into();
+    message.attributes.push(NeighbourAttribute::Destination(address.into()));
     message.attributes.push(NeighbourAttribute::LinkLayerAddress(entry.mac.0.to_vec()));
     message
 }
 
-fn entry(message: &NeighbourMessage, table: EntryTable) -> Option<LinkEntry> {
+fn entry<A: IpAddress>(message: &NeighbourMessage, table: EntryTable) -> Option<LinkEntry<A>> {
     // A set of bits: iproute2 also sets that no requests are sent.
     let is_permanent = u16::from(message.header.state) & u16::from(NeighbourState::Permanent) != 0;
     // Listed only where they differ from the device's own: packets would go elsewhere.
@@ -196,19 +201,18 @@ fn entry(message: &NeighbourMessage, table: EntryTable) -> Option<LinkEntry> {
 }
 
 /// Who it is, and where.
-fn addresses(message: &NeighbourMessage) -> Option<(Ipv4Addr, MacAddress)> {
+fn addresses<A: IpAddress>(message: &NeighbourMessage) -> Option<(A, MacAddress)> {
     let mac = find!(message.attributes, NeighbourAttribute::LinkLayerAddress(bytes) => bytes)?;
     Some((destination(message)?, MacAddress::from_bytes(mac)?))
 }
 
-fn destination(message: &NeighbourMessage) -> Option<Ipv4Addr> {
-    match find!(message.attributes, NeighbourAttribute::Destination(address) => address)? {
-        NeighbourAddress::Inet(address) => Some(*address),
-        NeighbourAddress::Other(bytes) => {
-            <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from)
-        }
-        _ => None,
-    }
+fn destination<A: IpAddress>(message: &NeighbourMessage) -> Option<A> {
+    A::of(match find!(message.attributes, NeighbourAttribute::Destination(it) => it)? {
+        NeighbourAddress::Inet(address) => IpAddr::V4(*address),
+        NeighbourAddress::Inet6(address) => IpAddr::V6(*address),
+        NeighbourAddress::Other(bytes) => decode::address_of(bytes)?,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! asked for while it arrives, and events of other routes are recognised by a few bytes.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use rtnetlink::packet_core::NlasIterator;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
@@ -75,11 +75,7 @@ fn destination<A: IpAddress>(message: &[u8]) -> Option<A> {
     let mut attributes =
         NlasIterator::new(message.get(ATTRIBUTES_AT..)?).map_while(|attribute| attribute.ok());
     let destination = attributes.find(|attribute| attribute.kind() == RTA_DST)?;
-    let address = destination.value();
-    A::of(match address.len() {
-        4 => IpAddr::from(*address.first_chunk::<4>()?),
-        _ => IpAddr::from(*address.first_chunk::<16>()?),
-    })
+    A::of(decode::address_of(destination.value())?)
 }
 
 #[cfg(test)]

@@ -60,6 +60,9 @@ async fn set<A: KernelFamily>(step: &Step<A>) -> Result {
         for entry in &step.entries {
             neighbours::set_entry(&step.link, *entry).await?;
         }
+        if let Some(route) = &step.in_the_way {
+            unless_gone(netlink::remove_route(route).await)?;
+        }
         match &step.route {
             Some(route) if step.replaces => netlink::replace_route(route).await,
             Some(route) => unless_there(netlink::add_route(route).await),

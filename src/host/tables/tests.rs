@@ -1,5 +1,7 @@
 //! Tables of a few peers against what they should be.
 
+use std::net::Ipv6Addr;
+
 use super::*;
 use crate::host::listing::Listing;
 use crate::host::state::NextHop;
@@ -37,7 +39,7 @@ fn direct(number: u8) -> (Prefix, Way) {
     (subnet, Way::direct(subnet, host(number), link(2)))
 }
 
-fn route(spec: &RouteSpec) -> Route {
+fn route<A: KernelFamily>(spec: &RouteSpec<A>) -> Route<A> {
     Route {
         destination: spec.destination,
         metric: spec.metric,
@@ -208,4 +210,31 @@ fn direct_peer_needs_no_entries() {
 fn foreign_routes_stay() {
     let foreign = RouteSpec { protocol: RouteProtocol::BOOT, ..direct(200).1.route };
     assert_eq!(diff(&Ways::new(), &routes(&[&foreign])), Diff::default());
+}
+
+/// The kernel refuses the gateway behind the tunnel while another device's route leads to it.
+#[test]
+fn an_ipv6_route_elsewhere_goes_before_the_tunnels() {
+    let subnet: Prefix<Ipv6Addr> = "fd00:5:0:1::/64".parse().unwrap();
+    let host: Ipv6Addr = "fd99::1".parse().unwrap();
+    let tunnelled = Way::tunnelled(subnet, host, link(DEVICE), mac(1));
+    let addresses: Vec<_> = tunnelled.entries.iter().map(|entry| entry.address).collect();
+    assert_eq!(addresses, [subnet.network(), host]);
+    let direct = Way::direct(subnet, host, link(2));
+    let look = |wanted: &Way<Ipv6Addr>, there: &Way<Ipv6Addr>| {
+        let desired = Desired {
+            device: None,
+            networks: vec!["fd00:5::/48".parse().unwrap()],
+            ways: Ways::from([(subnet, wanted.clone())]),
+        };
+        let listing = Listing { routes_v6: vec![route(&there.route)], ..Listing::default() };
+        let diff = desired.diff(&listing.v6(), &wanted.entries).unwrap();
+        diff.sets.into_iter().next().map(|edit| {
+            let Edit::Set(step) = edit else { panic!("{edit:?} is among what is set") };
+            step.in_the_way.map(|route| (route.gateway, route.interface.index))
+        })
+    };
+    assert_eq!(look(&tunnelled, &direct), Some(Some((Some(host), 2))));
+    assert_eq!(look(&direct, &tunnelled), Some(None), "replaced in one step");
+    assert_eq!(look(&tunnelled, &tunnelled), None);
 }

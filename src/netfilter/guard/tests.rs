@@ -7,13 +7,14 @@ const WHOLE: &str = include_str!("../golden/guard.nft");
 /// `nft -j list table ip weft-guard-10.5.0.0-16` once that is in.
 const LISTING: &str = include_str!("../golden/guard.json");
 
-fn guard(peers: &[&str]) -> Guard {
+fn guard(peers: &[&str]) -> TunnelGuard {
     let peers = peers.iter().map(|text| text.parse().unwrap()).collect();
     let tunnel = TunnelEnd::Udp("192.0.2.9:8285".parse().unwrap());
-    Guard { tunnel, network: "10.5.0.0/16".parse().unwrap(), peers }
+    let network = "10.5.0.0/16".parse().unwrap();
+    TunnelGuard { table: table_name(network), tunnel, network, peers }
 }
 
-fn both() -> Guard {
+fn both() -> TunnelGuard {
     guard(&["192.0.2.1", "192.0.2.2"])
 }
 
@@ -26,11 +27,23 @@ fn the_table_is_made_in_one_step() {
     assert_eq!(both().whole(), WHOLE);
     let nobody = WHOLE.replace("elements = { 192.0.2.1, 192.0.2.2 } ; ", "");
     assert_eq!(guard(&[]).whole(), nobody, "{{ }} is an error");
-    let vxlan = Guard { tunnel: TunnelEnd::Vxlan { port: 8472, vni: 7 }, ..both() };
+    let vxlan = TunnelGuard { tunnel: TunnelEnd::Vxlan { port: 8472, vni: 7 }, ..both() };
     let of_vxlan = WHOLE
         .replace("ip daddr 192.0.2.9 udp dport 8285", "udp dport 8472 @th,96,24 7")
         .replace("8285", "8472");
     assert_eq!(vxlan.whole(), of_vxlan);
+    let v6 = TunnelGuard::<Ipv6Addr> {
+        table: vxlan.table,
+        tunnel: vxlan.tunnel,
+        network: "fd00:5::/48".parse().unwrap(),
+        peers: ["fd99::1", "fd99::2"].map(|text| text.parse().unwrap()).into(),
+    };
+    let of_v6 = of_vxlan
+        .replace(" ip ", " ip6 ")
+        .replace("ipv4_addr", "ipv6_addr")
+        .replace("saddr 10.5.0.0/16", "saddr fd00:5::/48")
+        .replace("192.0.2.1, 192.0.2.2", "fd99::1, fd99::2");
+    assert_eq!(v6.whole(), of_v6);
 }
 
 #[test]
@@ -99,11 +112,13 @@ fn only_guards_are_removed() {
         {"table": {"family": "ip6", "name": "weft-guard-10.5.0.0-16"}},
         {"table": {"family": "ip", "name": "weft-guard-of-another"}},
         {"table": {"family": "ip", "name": "flannel-ipv4"}}]}"#;
-    let both = "delete table ip weft-guard-10.5.0.0-16\ndelete table ip weft-guard-10.6.0.0-16\n";
+    let [first, other, v6] =
+        ["ip weft-guard-10.5.0.0-16", "ip weft-guard-10.6.0.0-16", "ip6 weft-guard-10.5.0.0-16"]
+            .map(|table| format!("delete table {table}\n"));
     let removal = |json, is_meant: &dyn Fn(&str) -> bool| {
         removal(json, |family, name| is_guard(family, name) && is_meant(name))
     };
-    assert_eq!(removal(tables, &|_| true).unwrap().as_deref(), Some(both));
+    assert_eq!(removal(tables, &|_| true).unwrap(), Some(first + &other + &v6));
     let second = table_name("10.6.0.0/16".parse().unwrap());
     let one = removal(tables, &|name| name == second).unwrap();
     assert_eq!(one.as_deref(), Some("delete table ip weft-guard-10.6.0.0-16\n"));

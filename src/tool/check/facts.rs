@@ -267,6 +267,11 @@ impl Facts {
         self.status()?.device.as_deref()
     }
 
+    /// The one of IPv6, if that has one of its own.
+    pub(super) fn ipv6_device(&self) -> Option<&str> {
+        self.status()?.ipv6_device.as_deref()
+    }
+
     /// The external interface, by the daemon.
     pub(super) fn interface(&self) -> Option<&str> {
         self.status()?.interface.as_deref()

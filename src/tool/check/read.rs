@@ -225,7 +225,7 @@ async fn pods_refused(facts: &Facts, host: Ipv4Addr, subnet: Prefix) -> Option<S
 /// What others have put on the external link and the overlay's device.
 async fn filters(facts: &Facts) -> Option<Vec<Filter>> {
     let mut found = Vec::new();
-    for name in [facts.interface(), facts.device()].into_iter().flatten() {
+    for name in [facts.interface(), facts.device(), facts.ipv6_device()].into_iter().flatten() {
         let link = facts.link(name)?;
         let index = link.id.index;
         let mut add = |text, has_action| found.push(Filter { text, has_action });
@@ -253,7 +253,7 @@ async fn resolved(facts: &Facts) -> Option<Vec<Resolved>> {
     let own: Vec<_> = on_link.map(|it| it.address).take(ASKED_MAX).collect();
     let asked: Vec<_> = own.iter().copied().chain(facts.alarming().take(ASKED_MAX)).collect();
     let mut answers = arp::who_has(&asked, link.id.index, link.mac?).ok()?;
-    let entries = neighbours::entries(&link.id).await.ok()?;
+    let entries = neighbours::entries::<Ipv4Addr>(&link.id).await.ok()?;
     // Any interface of a host answers for all its addresses.
     let is_other = |mac: &MacAddress| host.links.iter().all(|link| link.mac != Some(*mac));
     let resolved = asked.into_iter().map(|address| Resolved {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::kernel_backends::{SOON, put, value};
+use crate::kernel_backends::{SOON, families, put, value};
 use crate::support::lab::{Lab, Process, SubnetEnv, wait_until};
 use crate::support::overlay::local_store;
 use crate::support::status::Status;
@@ -20,6 +20,7 @@ input=$(cat)
 {
   for word in "$@"; do printf '<%s>' "$word"; done
   printf ' NETWORK=%s SUBNET=%s PUBLIC_IP=%s' "$NETWORK" "$SUBNET" "$PUBLIC_IP"
+  [ -z "$IPV6SUBNET" ] || printf ' IPV6SUBNET=%s PUBLIC_IPV6=%s' "$IPV6SUBNET" "$PUBLIC_IPV6"
   printf ' SECRET=%s INHERITED=%s INPUT=[%s]\n' "$NOTIFY_SOCKET" "$TEST_OF_WEFT" "$input"
 } >> "$dir/calls"
 if [ "$1" = add ] && [ -e "$dir/fail" ]; then echo cannot add; exit 3; fi
@@ -39,6 +40,11 @@ struct Site {
 impl Site {
     /// One weftd whose commands are the recorder with a word for each.
     fn start() -> Self {
+        Self::start_in(Lab::two_hosts(), "")
+    }
+
+    /// The same in `lab`, with these keys in the network configuration.
+    fn start_in(lab: Lab, keys: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let recorder = dir.path().join("recorder");
         std::fs::write(&recorder, RECORDER).unwrap();
@@ -46,7 +52,8 @@ impl Site {
         let name = recorder.display();
         // What a shell would take apart, expand or run.
         let config = format!(
-            r#"{{"Network":"10.5.0.0/16","SubnetMax":"10.5.99.0","Backend":{{"Type":"extension",
+            r#"{{"Network":"10.5.0.0/16","SubnetMax":"10.5.99.0",{keys}
+            "Backend":{{"Type":"extension",
             "PreStartupCommand":"{name} pre ; touch {dir}/shell $(touch {dir}/shell)",
             "PostStartupCommand":"{name} post $NETWORK ${{SUBNET}}",
             "SubnetAddCommand":"{name} add $SUBNET $PUBLIC_IP && touch {dir}/shell",
@@ -54,7 +61,6 @@ impl Site {
             dir = dir.path().display()
         );
         let store = local_store(dir.path(), &config);
-        let lab = Lab::two_hosts();
         let mut command = lab.hosts[0].command(&["env", "TEST_OF_WEFT=yes"]);
         command.env("NOTIFY_SOCKET", "/nonexistent/of/weft");
         let home = dir.path().join("h0");
@@ -142,6 +148,32 @@ fn commands_run_as_documented_without_a_shell() {
     for place in [site.files().join("shell"), PathBuf::from("shell")] {
         assert!(!place.exists(), "something went through a shell");
     }
+}
+
+#[test]
+fn commands_get_the_subnets_and_addresses_of_both_families() {
+    let keys = r#""EnableIPv6":true,"IPv6Network":"fd00:5::/48","#;
+    let site = Site::start_in(families::lab(), keys);
+    let env = std::fs::read_to_string(site.home().join("subnet.env")).unwrap();
+    let own = env.lines().find_map(|line| line.strip_prefix("FLANNEL_IPV6_SUBNET=")).unwrap();
+    let own = own.replace("::1/", "::/");
+    let post = site.calls("<post>");
+    assert!(post[0].contains(&format!(" IPV6SUBNET={own} PUBLIC_IPV6=fd99::1 ")), "{post:?}");
+    let value = value("172.20.0.2", "extension", r#""x""#).replace("null", r#""fd99::2""#);
+    let key = "10.5.100.0-24&fd00:5:0:100::-64";
+    put(site.files(), key, &value);
+    put(site.files(), "10.5.101.0-24", &self::value("172.20.0.3", "extension", r#""y""#));
+    wait_until(SOON, "both are added", || site.told("peers_programmed") == 2);
+    let of = |call: &str, address: &str| {
+        let v6 = format!(" PUBLIC_IP=172.20.0.2 IPV6SUBNET=fd00:5:0:100::/64 {address} ");
+        site.calls(call).iter().filter(|call| call.contains(&v6)).count()
+    };
+    assert_eq!(of("<add>", "PUBLIC_IPV6=fd99::2"), 1, "{:?}", site.calls("<add>"));
+    assert!(site.calls("<add>").iter().any(|call| !call.contains("IPV6")), "IPv4 alone");
+    // Moved in one family alone: what was set up for the old address goes.
+    put(site.files(), key, &value.replace("fd99::2", "fd99::22"));
+    wait_until(SOON, "it is added anew", || of("<add>", "PUBLIC_IPV6=fd99::22") == 1);
+    assert_eq!(of("<remove>", "PUBLIC_IPV6=fd99::2"), 1, "{:?}", site.calls("<remove>"));
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod many;
 mod on_etcd;
 mod restart;
 mod tables;
+mod tunnel_families;
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,15 +1,16 @@
 //! Interfaces, their MTUs, and routes.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::super::facts::{Facts, OwnRoute};
 use super::super::finding::{Checked, Finding, failed, forwarding_cure, skipped, warning, well};
+use crate::backend::family::VXLAN_NAMES;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
 use crate::host::interface::{ExternalInterface, InterfaceError, select};
 use crate::host::listing::Listing;
-use crate::host::state::{Address, Link, NextHop, Route, RouteKind, RouteProtocol};
+use crate::host::state::{Address, KernelFamily, Link, NextHop, Route, RouteKind, RouteProtocol};
 use crate::route::Prefix;
 use crate::stats::DropReason;
 use crate::status::Lease;
@@ -103,9 +104,17 @@ pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
     facts.answered()?;
     facts.host()?;
     let name = facts.device().ok_or("the backend has no device of its own, or not yet")?;
+    let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
+    let evidence = device_mtu(facts, name, overhead)?;
+    let Some(name) = facts.ipv6_device() else { return Ok(evidence) };
+    let overhead = overhead - Ipv4Addr::HEADER_BYTES + Ipv6Addr::HEADER_BYTES;
+    Ok(format!("{evidence}; {}", device_mtu(facts, name, overhead)?))
+}
+
+/// The MTU of the device of this name, in whose packets headers take so many bytes.
+fn device_mtu(facts: &Facts, name: &str, overhead: u32) -> Checked {
     let own_bytes = facts.link(name).ok_or("the device is not there")?.mtu_bytes;
     let external = external_of(facts)?;
-    let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
     let most = external.mtu_bytes.saturating_sub(overhead);
     let evidence = format!(
         "{name} has MTU {own_bytes}, {} has {}, and the headers take {overhead}",
@@ -376,11 +385,11 @@ pub(super) fn overlap(facts: &Facts) -> Checked {
     warning(format!("{name} has {}", stray.address), cure)
 }
 
-/// `flannel.1` with vxlan, `flannel0` without.
+/// `flannel.1` or `flannel-v6.1` with vxlan, `flannel0` without.
 fn is_flannels(link: &Link) -> bool {
-    let Some(rest) = link.id.name.strip_prefix("flannel") else { return false };
-    let number = if link.vxlan.is_some() { rest.strip_prefix('.').unwrap_or(rest) } else { rest };
-    !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+    let names = VXLAN_NAMES.iter().filter(|_| link.vxlan.is_some()).chain([&"flannel"]);
+    let mut numbers = names.filter_map(|name| link.id.name.strip_prefix(name));
+    numbers.any(|it| !it.is_empty() && it.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 pub(super) fn stale_devices(facts: &Facts) -> Checked {
@@ -393,7 +402,8 @@ pub(super) fn stale_devices(facts: &Facts) -> Checked {
         return skipped("another daemon runs, which may have devices");
     }
     let is_stale = |link: &&Link| {
-        let is_other = is_flannels(link) && facts.device() != Some(&link.id.name);
+        let own = [facts.device(), facts.ipv6_device()];
+        let is_other = is_flannels(link) && !own.contains(&Some(&link.id.name));
         // A TUN device with a carrier has a process.
         is_other && (link.vxlan.is_some() || !link.has_carrier)
     };

@@ -472,6 +472,9 @@ const OF_THE_HOST: &[Wrong] = &[
     ("stale-devices", Judged::Warning, "flannel.1 beside backend udp", |it| {
         host(it).links.push(vxlan(9, 1450));
     }),
+    ("stale-devices", Judged::Warning, "flannel-v6.1 beside backend udp", |it| {
+        host(it).links.push(Link { id: link(9, "flannel-v6.1", 0).id, ..vxlan(9, 1430) });
+    }),
     ("other-networks", Judged::Warning, "cilium_host is a device of Cilium", |it| {
         host(it).links.push(link(9, "cilium_host", 1500));
     }),
@@ -618,6 +621,20 @@ fn a_part_of_a_lease_by_another_host_is_foreign() {
     let own = Route { protocol: RouteProtocol::WEFT, ..route("10.5.7.8/30", 2, Some("192.0.2.7")) };
     *host(&mut facts).routes.last_mut().unwrap() = own;
     assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok, "a small lease");
+}
+
+#[test]
+fn the_device_of_ipv6_has_headers_of_its_own() {
+    let mut facts = well(BackendKind::Vxlan);
+    said(&mut facts).ipv6_device = Some("flannel-v6.1".to_owned());
+    let device = |mtu| Link { id: link(9, "flannel-v6.1", 0).id, ..vxlan(9, mtu) };
+    host(&mut facts).links.push(device(1450));
+    let found = judge("overlay-mtu", &facts);
+    assert_eq!(found.verdict, Judged::Failed, "packets of IPv6 are too long for the wire");
+    assert!(found.evidence.contains("flannel-v6.1 has MTU 1450"), "{}", found.evidence);
+    *host(&mut facts).links.last_mut().unwrap() = device(1430);
+    assert_eq!(judge("overlay-mtu", &facts).verdict, Judged::Ok);
+    assert_eq!(judge("stale-devices", &facts).verdict, Judged::Ok, "weftd's own");
 }
 
 /// As when its directory was removed: everything of it is in place.

@@ -1,0 +1,90 @@
+//! What differs by family between a lease, the external interface and the host's tables.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::control::lease::{Lease, LeaseAttributes, RawJson};
+use crate::host::interface::ExternalInterface;
+use crate::host::listing::{FamilyListing, Listing};
+use crate::host::state::KernelFamily;
+use crate::route::Prefix;
+
+/// How flannel's names of VXLAN devices begin, those of IPv4 and of IPv6; the VNI follows.
+pub const VXLAN_NAMES: [&str; 2] = ["flannel.", "flannel-v6."];
+
+/// A family whose packets hosts carry for their pods.
+pub(super) trait CarriedFamily: KernelFamily {
+    /// Whether every node has it, so that nothing is carried without it.
+    const IS_EVERY_NODES: bool;
+    /// Which of [`VXLAN_NAMES`].
+    const VXLAN_NAME: &'static str;
+
+    /// The external interface's own address.
+    fn own(external: &ExternalInterface) -> Option<Self>;
+
+    /// A node's subnet.
+    fn subnet(lease: &Lease) -> Option<Prefix<Self>>;
+
+    /// Where others reach it.
+    fn host(attributes: &LeaseAttributes) -> Option<Self>;
+
+    /// What its backend publishes for that.
+    fn data(attributes: &LeaseAttributes) -> Option<&RawJson>;
+
+    /// What was listed.
+    fn found(listing: &Listing) -> FamilyListing<'_, Self>;
+
+    /// A peer's subnet and its host, if it has both.
+    fn peer(lease: &Lease) -> Option<(Prefix<Self>, Self)> {
+        Self::subnet(lease).zip(Self::host(&lease.attributes))
+    }
+}
+
+impl CarriedFamily for Ipv4Addr {
+    const IS_EVERY_NODES: bool = true;
+    const VXLAN_NAME: &'static str = VXLAN_NAMES[0];
+
+    fn own(external: &ExternalInterface) -> Option<Self> {
+        Some(external.address)
+    }
+
+    fn subnet(lease: &Lease) -> Option<Prefix> {
+        lease.v4()
+    }
+
+    fn host(attributes: &LeaseAttributes) -> Option<Self> {
+        Some(attributes.public_ip)
+    }
+
+    fn data(attributes: &LeaseAttributes) -> Option<&RawJson> {
+        attributes.backend_data.as_ref()
+    }
+
+    fn found(listing: &Listing) -> FamilyListing<'_> {
+        listing.v4()
+    }
+}
+
+impl CarriedFamily for Ipv6Addr {
+    const IS_EVERY_NODES: bool = false;
+    const VXLAN_NAME: &'static str = VXLAN_NAMES[1];
+
+    fn own(external: &ExternalInterface) -> Option<Self> {
+        external.v6.map(|v6| v6.address)
+    }
+
+    fn subnet(lease: &Lease) -> Option<Prefix<Self>> {
+        lease.subnets.v6()
+    }
+
+    fn host(attributes: &LeaseAttributes) -> Option<Self> {
+        attributes.public_ipv6.filter(|address| address.is_of_host())
+    }
+
+    fn data(attributes: &LeaseAttributes) -> Option<&RawJson> {
+        attributes.backend_v6_data.as_ref()
+    }
+
+    fn found(listing: &Listing) -> FamilyListing<'_, Self> {
+        listing.v6()
+    }
+}
