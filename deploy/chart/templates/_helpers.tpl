@@ -42,8 +42,8 @@ weft:{{ .Chart.AppVersion }}
 {{- fail (printf "flannel.%s: %s; remove it" $key $why) -}}
 {{- end -}}
 {{- end -}}
-{{- if .Values.podCidrv6 -}}
-{{- fail "podCidrv6: IPv6 is not built; leave it empty" -}}
+{{- if and .Values.podCidrv6 (not (has .Values.flannel.backend (list "vxlan" "host-gw" "alloc"))) -}}
+{{- fail (printf "podCidrv6: IPv6 is not built for the backend %s; leave it empty" .Values.flannel.backend) -}}
 {{- end -}}
 {{- end -}}
 
