@@ -17,6 +17,9 @@
 
 readonly UNDERLAY=(- 172.20.0.1 172.20.0.2)
 readonly LAB_NETWORK=10.5.0.0/16
+# With LAB_IPV6 hosts and pods have addresses of both families.
+readonly UNDERLAY_V6=(- fd99::1 fd99::2)
+readonly LAB_NETWORK_V6=fd00:5::/48
 # Subnets for the planes that have no daemon to choose them, spelled as in subnet.env.
 readonly FIXED_SUBNET=(- 10.5.1.1/24 10.5.2.1/24)
 readonly TUNNEL_PORT=8285
@@ -59,6 +62,10 @@ lab_up() {
         in_ns "h$end" sysctl -qw net.ipv4.ip_forward=1
         in_ns "h$end" ip address add "${UNDERLAY[end]}/24" dev wire0
         in_ns "h$end" ip link set wire0 up
+        if [[ -n ${LAB_IPV6:-} ]]; then
+            in_ns "h$end" sysctl -qw net.ipv6.conf.all.forwarding=1
+            in_ns "h$end" ip address add "${UNDERLAY_V6[end]}/64" dev wire0 nodad
+        fi
         ip link add pod0 netns "$LAB-h$end" type veth peer name eth0 netns "$LAB-p$end"
     done
 }
@@ -93,9 +100,21 @@ lab_pods() {
     done
 }
 
-# pod_address 1|2: the address that lab_pods gave to the pod.
+# lab_pods_v6 DIR: the same of IPv6, by FLANNEL_IPV6_SUBNET, whose gateways end in ::1.
+lab_pods_v6() {
+    local end subnet gateway
+    for end in 1 2; do
+        subnet=$(env_value "$1/h$end/subnet.env" FLANNEL_IPV6_SUBNET) gateway=${subnet%/*}
+        in_ns "h$end" ip address replace "$subnet" dev pod0 nodad
+        in_ns "p$end" ip address replace "${gateway%1}2/${subnet#*/}" dev eth0 nodad
+        in_ns "p$end" ip -6 route replace default via "$gateway"
+    done
+}
+
+# pod_address 1|2 [4|6]: the address of a family that the pod has.
 pod_address() {
-    in_ns "p$1" ip -json -4 address show dev eth0 | jq -r '.[0].addr_info[0].local'
+    in_ns "p$1" ip -json -"${2:-4}" address show dev eth0 scope global |
+        jq -r '.[0].addr_info[0].local'
 }
 
 # subnet_of SUBNET: the network of a /24 spelled as in subnet.env.
@@ -182,6 +201,7 @@ lab_plane_weft() {
     done
     mtu=$(env_value "$dir/h1/subnet.env" FLANNEL_MTU)
     lab_pods "${subnet[1]}" "${subnet[2]}" "$mtu"
+    [[ -z ${LAB_IPV6:-} ]] || lab_pods_v6 "$dir"
 }
 
 # weft_status DIR HOST FILTER: what weftd of that host says of itself, by jq's FILTER.
@@ -227,11 +247,14 @@ local_store() {
     network_config "${2:-udp}" >"$1/config"
 }
 
-network_config() { printf '{"Network":"%s","Backend":{"Type":"%s"}}\n' "$LAB_NETWORK" "${1:-udp}"; }
+network_config() {
+    local ipv6=${LAB_IPV6:+"\"EnableIPv6\":true,\"IPv6Network\":\"$LAB_NETWORK_V6\","}
+    printf '{"Network":"%s",%s"Backend":{"Type":"%s"}}\n' "$LAB_NETWORK" "$ipv6" "${1:-udp}"
+}
 
 env_value() { sed -n "s/^$2=//p" "$1"; }
 
-# lab_store_up DIR: a private etcd in a namespace of its own, reachable from both hosts at
+# lab_store_up DIR [BACKEND]: a private etcd in a namespace of its own, reachable from both hosts at
 # http://$STORE_ADDRESS:2379, holding the lab's network configuration.
 lab_store_up() {
     local dir=$1 end url="http://$STORE_ADDRESS:2379"
@@ -251,7 +274,7 @@ lab_store_up() {
         --initial-advertise-peer-urls http://127.0.0.1:2380 \
         --initial-cluster default=http://127.0.0.1:2380
     wait_until 15 "etcd; log: $dir/etcd.log" lab_etcdctl endpoint health
-    lab_etcdctl put /coreos.com/network/config "$(network_config)" >/dev/null
+    lab_etcdctl put /coreos.com/network/config "$(network_config "${2:-udp}")" >/dev/null
 }
 
 lab_etcdctl() {
@@ -264,7 +287,11 @@ lab_reachable() {
 }
 
 pods_answer() {
-    in_ns p1 ping -qc1 -W1 "$(pod_address 2)" && in_ns p2 ping -qc1 -W1 "$(pod_address 1)"
+    local family
+    for family in 4 ${LAB_IPV6:+6}; do
+        in_ns p1 ping -qc1 -W1 "$(pod_address 2 "$family")" || return
+        in_ns p2 ping -qc1 -W1 "$(pod_address 1 "$family")" || return
+    done
 }
 
 # lab_down: ends what was started here and removes every lab. Safe to call twice, and on the way

@@ -42,9 +42,6 @@ weft:{{ .Chart.AppVersion }}
 {{- fail (printf "flannel.%s: %s; remove it" $key $why) -}}
 {{- end -}}
 {{- end -}}
-{{- if .Values.podCidrv6 -}}
-{{- fail "podCidrv6: IPv6 is not built; leave it empty" -}}
-{{- end -}}
 {{- end -}}
 
 {{/* Options of weftd beside flannel.args. */}}

@@ -6,6 +6,7 @@
 
 mod cases;
 mod claims;
+mod families;
 mod handover;
 mod mixed;
 mod same;

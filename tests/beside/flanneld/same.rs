@@ -95,14 +95,14 @@ fn addresses(host: &Namespace, device: &str) -> String {
     text.split_once(": ").map(|(_, rest)| rest.to_owned()).unwrap_or_default()
 }
 
-fn hardware_address(host: &Namespace, device: &str) -> String {
+pub(crate) fn hardware_address(host: &Namespace, device: &str) -> String {
     let text = link(host, device);
     let address = text.split("link/ether ").nth(1).and_then(|rest| rest.split(' ').next());
     address.unwrap_or("no address").to_owned()
 }
 
 /// The device, without its number, its queue's length, and what the kernel adds by itself.
-fn link(host: &Namespace, device: &str) -> String {
+pub(crate) fn link(host: &Namespace, device: &str) -> String {
     let output = host.command(&["ip", "-d", "-o", "link", "show", "dev", device]).output();
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
     let kept = text.split_once(": ").map(|(_, rest)| rest).unwrap_or_default();
@@ -110,16 +110,18 @@ fn link(host: &Namespace, device: &str) -> String {
     // One line for ip(8) is several, joined by backslashes.
     let kept = kept.replace('\\', " ");
     let words: Vec<_> = kept.split_whitespace().collect();
-    let is_queue =
-        |index: usize| words[index] == "qlen" || (index > 0 && words[index - 1] == "qlen");
-    // Super-packets on the TUN device are weftd's; its packets on the wire are flannel's.
-    let is_header =
-        |index: usize| words[index] == "vnet_hdr" || (index > 0 && words[index - 1] == "vnet_hdr");
-    let kept = (0..words.len()).filter(|&index| !is_queue(index) && !is_header(index));
+    // Queues and super-packets on the TUN device are weftd's; what it sends is as flannel's.
+    let of_one = |index: usize| words[index] == "multi_queue";
+    let of_two = |index: usize| {
+        ["qdisc", "qlen", "vnet_hdr", "numqueues", "numdisabled"].contains(&words[index])
+    };
+    let is_left_out =
+        |index: usize| of_one(index) || of_two(index) || index.checked_sub(1).is_some_and(of_two);
+    let kept = (0..words.len()).filter(|&index| !is_left_out(index));
     kept.map(|index| words[index]).collect::<Vec<_>>().join(" ")
 }
 
-fn entries(host: &Namespace, argv: &[&str], kind: &str) -> String {
+pub(crate) fn entries(host: &Namespace, argv: &[&str], kind: &str) -> String {
     if kind != "vxlan" {
         return String::new();
     }

@@ -331,13 +331,15 @@ fn what_is_not_built_is_refused_by_name() {
         ("flannel.keepaliveInterval=5", "flannel.keepaliveInterval: it is for the backend"),
         ("flannel.backendPortv6=51821", "flannel.backendPortv6: it is for the backend wireguard"),
         ("flannel.macPrefix=0E-2A", "flannel.macPrefix: it is for nodes with Windows"),
-        ("podCidrv6=2001:db8::/56", "podCidrv6: IPv6 is not built"),
         ("flannel.backend=ipip", "flannel.backend is ipip"),
     ] {
         let told = template(&[value]).unwrap_err();
         assert!(told.contains(complaint), "{value}: {told}");
     }
     rendered(&["flannel.psk=null", "podCidrv6="]);
+    let both = network(&rendered(&["podCidrv6=2001:db8::/56"]));
+    let of_v6 = [&both["EnableIPv6"], &both["IPv6Network"]].map(ToString::to_string);
+    assert_eq!(of_v6, ["true", r#""2001:db8::/56""#], "vxlan has it: {both}");
 }
 
 #[test]
