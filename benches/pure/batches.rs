@@ -13,7 +13,7 @@ use weft::offload::{
 use weft::packet::Span;
 use weft::packet::ecn::Ecn;
 
-use crate::world::{POD, TCP, UDP, World, packet, pod_of, with_partial_checksum};
+use crate::world::{POD, TCP, UDP, World, as_ipv6, packet, pod_of, with_partial_checksum};
 
 /// What a turn takes at most.
 pub(crate) const BATCH_PACKETS: usize = 64;
@@ -32,7 +32,7 @@ const STRIDE_BYTES: usize = (64 << 10) + 4096 + 64;
 const HEADERS_BYTES: usize = 64 << 10;
 
 /// What a pass may edit of a packet: the headers.
-const HEAD_BYTES: usize = 52;
+const HEAD_BYTES: usize = 72;
 
 /// Batches that differ in their destinations, so that the caches know no more of the next one
 /// than they would in a worker.
@@ -52,6 +52,43 @@ pub(crate) trait Batch {
     fn pass(&mut self) -> usize;
 }
 
+/// Of which family the packets are.
+#[derive(Clone, Copy)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    fn header_bytes(self) -> u16 {
+        match self {
+            Self::V4 => 20,
+            Self::V6 => 40,
+        }
+    }
+
+    /// Payload of a full packet: the packets are equally long.
+    fn full_bytes(self) -> usize {
+        FULL_BYTES + 20 - usize::from(self.header_bytes())
+    }
+
+    /// As it comes from a peer.
+    fn whole(self, packet: Vec<u8>) -> Vec<u8> {
+        match self {
+            Self::V4 => packet,
+            Self::V6 => as_ipv6(&packet, false),
+        }
+    }
+
+    /// With its checksum left to the device.
+    fn left(self, packet: Vec<u8>) -> Vec<u8> {
+        match self {
+            Self::V4 => with_partial_checksum(packet),
+            Self::V6 => as_ipv6(&packet, true),
+        }
+    }
+}
+
 /// Several workers' turns, one after the other: they share the table, and the caches.
 struct Workers(Vec<Box<dyn Batch>>);
 
@@ -60,8 +97,8 @@ impl Workers {
     fn among(peer_count: usize, workers: usize) -> Self {
         let world = Rc::new(World::new(peer_count));
         let both = |_| -> [Box<dyn Batch>; 2] {
-            let sent = EgressBatch::small(&world, false);
-            [Box::new(sent), Box::new(IngressBatch::small_singles(&world))]
+            let sent = EgressBatch::small(&world, false, Family::V4);
+            [Box::new(sent), Box::new(IngressBatch::small_singles(&world, Family::V4))]
         };
         Self((0..workers).flat_map(both).collect())
     }
@@ -94,25 +131,25 @@ pub(crate) struct EgressBatch {
 
 impl EgressBatch {
     /// Small packets to random ones of the peers; with GSO or one datagram a send.
-    fn small(world: &Rc<World>, gso: bool) -> Self {
+    fn small(world: &Rc<World>, gso: bool, family: Family) -> Self {
         let peer_count = world.table.peers().len();
         let mut rng = fastrand::Rng::with_seed(4);
         let packets = (0..ROUNDS * BATCH_PACKETS).map(|index| {
             let to = pod_of(rng.usize(0..peer_count));
-            with_partial_checksum(packet(UDP, (POD, to), index, SMALL_BYTES))
+            family.left(packet(UDP, (POD, to), index, SMALL_BYTES))
         });
-        let checksum = Some(PartialChecksum { start: 20, offset: 6 });
+        let checksum = Some(PartialChecksum { start: family.header_bytes(), offset: 6 });
         let vnet_header = VnetHeader { checksum, segmentation: None };
         Self::new(world, gso, BATCH_PACKETS, packets.collect(), vnet_header, 1)
     }
 
     /// Two full TCP super-packets, as much as a turn reads.
-    fn full() -> Self {
-        let whole = packet(TCP, (POD, pod_of(0)), 1, FULL_PACKETS * FULL_BYTES);
-        let packets = vec![with_partial_checksum(whole); 2];
+    fn full(family: Family) -> Self {
+        let whole = packet(TCP, (POD, pod_of(0)), 1, FULL_PACKETS * family.full_bytes());
+        let packets = vec![family.left(whole); 2];
         let vnet_header = VnetHeader {
-            checksum: Some(PartialChecksum { start: 20, offset: 16 }),
-            segmentation: NonZeroU16::new(FULL_BYTES as u16)
+            checksum: Some(PartialChecksum { start: family.header_bytes(), offset: 16 }),
+            segmentation: NonZeroU16::new(family.full_bytes() as u16)
                 .map(|payload_bytes| Segmentation { kind: SegmentationKind::Tcp, payload_bytes }),
         };
         Self::new(&Rc::new(World::new(1)), true, 2, packets, vnet_header, FULL_PACKETS)
@@ -200,26 +237,26 @@ pub(crate) struct IngressBatch {
 
 impl IngressBatch {
     /// One GRO batch of small packets.
-    fn small_batch(world: &Rc<World>) -> Self {
-        Self::new(world, UDP, (BATCH_PACKETS, SMALL_BYTES), BATCH_PACKETS, 1)
+    fn small_batch(world: &Rc<World>, family: Family) -> Self {
+        Self::new(world, (family, UDP), (BATCH_PACKETS, SMALL_BYTES), BATCH_PACKETS, 1)
     }
 
     /// As many small packets, each in a datagram of its own, from random ones of the peers.
-    fn small_singles(world: &Rc<World>) -> Self {
-        Self::new(world, UDP, (BATCH_PACKETS, SMALL_BYTES), 1, ROUNDS)
+    fn small_singles(world: &Rc<World>, family: Family) -> Self {
+        Self::new(world, (family, UDP), (BATCH_PACKETS, SMALL_BYTES), 1, ROUNDS)
     }
 
     /// Two GRO batches of full TCP packets, as many as fit.
-    fn full(world: &Rc<World>) -> Self {
+    fn full(world: &Rc<World>, family: Family) -> Self {
         let each = FULL_PACKETS - 1;
-        Self::new(world, TCP, (2 * each, FULL_BYTES), each, 1)
+        Self::new(world, (family, TCP), (2 * each, family.full_bytes()), each, 1)
     }
 
     /// So many packets, so many of them in each datagram, in so many `rounds` that differ in who
     /// sends them.
     fn new(
         world: &Rc<World>,
-        protocol: u8,
+        (family, protocol): (Family, u8),
         (count, payload_bytes): (usize, usize),
         per_batch: usize,
         rounds: usize,
@@ -233,6 +270,7 @@ impl IngressBatch {
             let indices = first..count.min(first + per_batch);
             let packets: Vec<_> = indices
                 .map(|index| packet(protocol, (pod_of(peer), POD), index, payload_bytes))
+                .map(|packet| family.whole(packet))
                 .collect();
             let at = first / per_batch * STRIDE_BYTES;
             let span = Span::new(at, packets.iter().map(Vec::len).sum());
@@ -302,25 +340,49 @@ fn among(peer_count: usize) -> Rc<World> {
 
 /// Every batch.
 pub(crate) const CASES: &[Case] = &[
-    ("egress 64 small", || Box::new(EgressBatch::small(&among(1), true))),
-    ("egress 64 small, no GSO", || Box::new(EgressBatch::small(&among(1), false))),
-    ("egress 64 small, 10000 peers", || Box::new(EgressBatch::small(&among(10_000), true))),
-    ("egress 64 small, 10 peers, no GSO", || Box::new(EgressBatch::small(&among(10), false))),
-    ("egress 64 small, 1000 peers, no GSO", || Box::new(EgressBatch::small(&among(1000), false))),
-    ("egress 64 small, 10000 peers, no GSO", || {
-        Box::new(EgressBatch::small(&among(10_000), false))
+    ("egress 64 small", || Box::new(EgressBatch::small(&among(1), true, Family::V4))),
+    ("egress 64 small, no GSO", || Box::new(EgressBatch::small(&among(1), false, Family::V4))),
+    ("egress 64 small, 10000 peers", || {
+        Box::new(EgressBatch::small(&among(10_000), true, Family::V4))
     }),
-    ("egress 2 super-packets", || Box::new(EgressBatch::full())),
-    ("ingress GRO batch of 64 small", || Box::new(IngressBatch::small_batch(&among(10_000)))),
-    ("ingress 64 small singles, 1 peer", || Box::new(IngressBatch::small_singles(&among(1)))),
-    ("ingress 64 small singles, 10 peers", || Box::new(IngressBatch::small_singles(&among(10)))),
+    ("egress 64 small, 10 peers, no GSO", || {
+        Box::new(EgressBatch::small(&among(10), false, Family::V4))
+    }),
+    ("egress 64 small, 1000 peers, no GSO", || {
+        Box::new(EgressBatch::small(&among(1000), false, Family::V4))
+    }),
+    ("egress 64 small, 10000 peers, no GSO", || {
+        Box::new(EgressBatch::small(&among(10_000), false, Family::V4))
+    }),
+    ("egress 2 super-packets", || Box::new(EgressBatch::full(Family::V4))),
+    ("ingress GRO batch of 64 small", || {
+        Box::new(IngressBatch::small_batch(&among(10_000), Family::V4))
+    }),
+    ("ingress 64 small singles, 1 peer", || {
+        Box::new(IngressBatch::small_singles(&among(1), Family::V4))
+    }),
+    ("ingress 64 small singles, 10 peers", || {
+        Box::new(IngressBatch::small_singles(&among(10), Family::V4))
+    }),
     ("ingress 64 small singles, 1000 peers", || {
-        Box::new(IngressBatch::small_singles(&among(1000)))
+        Box::new(IngressBatch::small_singles(&among(1000), Family::V4))
     }),
     ("ingress 64 small singles, 10000 peers", || {
-        Box::new(IngressBatch::small_singles(&among(10_000)))
+        Box::new(IngressBatch::small_singles(&among(10_000), Family::V4))
     }),
-    ("ingress 2 full GRO batches", || Box::new(IngressBatch::full(&among(10_000)))),
+    ("ingress 2 full GRO batches", || Box::new(IngressBatch::full(&among(10_000), Family::V4))),
+    ("IPv6 egress 64 small", || Box::new(EgressBatch::small(&among(1), true, Family::V6))),
+    ("IPv6 egress 64 small, no GSO", || Box::new(EgressBatch::small(&among(1), false, Family::V6))),
+    ("IPv6 egress 2 super-packets", || Box::new(EgressBatch::full(Family::V6))),
+    ("IPv6 ingress GRO batch of 64 small", || {
+        Box::new(IngressBatch::small_batch(&among(10_000), Family::V6))
+    }),
+    ("IPv6 ingress 64 small singles, 1 peer", || {
+        Box::new(IngressBatch::small_singles(&among(1), Family::V6))
+    }),
+    ("IPv6 ingress 2 full GRO batches", || {
+        Box::new(IngressBatch::full(&among(10_000), Family::V6))
+    }),
     ("8 workers both ways, 10 peers", || Box::new(Workers::among(10, 8))),
     ("8 workers both ways, 1000 peers", || Box::new(Workers::among(1000, 8))),
     ("8 workers both ways, 10000 peers", || Box::new(Workers::among(10_000, 8))),

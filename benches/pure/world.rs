@@ -1,7 +1,7 @@
 //! What the batches of the benchmarks are made of: a host, its routes, and packets as a pod or a
 //! peer would send them. Made without the code under test wherever its result would shape them.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use weft::forward::{Context, IcmpLimiter, Leased, Local};
@@ -33,6 +33,12 @@ pub(crate) fn pod_of(index: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x0a00_0002 | (index as u32) << 8)
 }
 
+/// The address of the same pod in IPv6, where each /24 is a /64.
+fn in_ipv6(pod: Ipv4Addr) -> Ipv6Addr {
+    let (subnet, host) = (u128::from(pod.to_bits() >> 8), u128::from(pod.to_bits() & 0xff));
+    Ipv6Addr::from_bits(0xfd00 << 112 | subnet << 64 | host)
+}
+
 pub(crate) fn subnets(routes: usize, shape: Shape) -> Vec<Prefix> {
     let subnet = |index: usize| {
         let length_bits = match shape {
@@ -47,7 +53,8 @@ pub(crate) fn subnets(routes: usize, shape: Shape) -> Vec<Prefix> {
 pub(crate) fn peers(subnets: &[Prefix]) -> Vec<Arc<Peer>> {
     let peer = |(index, subnet): (u32, &Prefix)| {
         let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0000 + index), 8285);
-        Arc::new(Peer::new(*subnet, address))
+        let subnet_v6 = Prefix::new(in_ipv6(subnet.network()), 64);
+        Arc::new(Peer { subnet_v6, ..Peer::new(*subnet, address) })
     };
     (0..).zip(subnets).map(peer).collect()
 }
@@ -68,7 +75,10 @@ impl World {
                     network: "10.0.0.0/8".parse().expect("a prefix"),
                     subnet: "10.200.1.0/24".parse().expect("a prefix"),
                 },
-                v6: None,
+                v6: Some(Leased {
+                    network: "fd00::/32".parse().expect("a prefix"),
+                    subnet: Prefix::new(in_ipv6(POD), 64).expect("64 are not too many"),
+                }),
                 underlay: "192.168.0.1:8285".parse().expect("an endpoint"),
                 mtu_bytes: MTU_BYTES,
                 is_strict: false,
@@ -117,6 +127,27 @@ pub(crate) fn packet(
     packet[2..4].copy_from_slice(&total_bytes.to_be_bytes());
     set_checksums(&mut packet);
     packet
+}
+
+/// The same packet between the same pods in IPv6, its checksum right, or left to the device.
+pub(crate) fn as_ipv6(packet: &[u8], is_partial: bool) -> Vec<u8> {
+    let address = |at: usize| {
+        let octets: [u8; 4] = packet[at..at + 4].try_into().expect("four bytes");
+        in_ipv6(octets.into()).octets()
+    };
+    let payload = &packet[20..];
+    let mut long = vec![0x60, 0, 0, 0];
+    long.extend((payload.len() as u16).to_be_bytes());
+    long.extend([packet[9], 64]);
+    long.extend(address(12));
+    long.extend(address(16));
+    long.extend(payload);
+    let at = if packet[9] == TCP { 56 } else { 46 };
+    long[at..at + 2].fill(0);
+    let pseudo = word_sum(&long[8..40]) + u32::from(packet[9]) + payload.len() as u32;
+    let field = if is_partial { fold(pseudo) } else { !fold(pseudo + word_sum(&long[40..])) };
+    long[at..at + 2].copy_from_slice(&field.to_be_bytes());
+    long
 }
 
 /// The packet with its transport checksum left to the device, as the kernel leaves it.
