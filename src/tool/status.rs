@@ -21,8 +21,9 @@ const ADVICE_MAX: usize = 3;
 const DEVICE_DROPS_MIN: u64 = 10;
 
 /// Reasons of which a few are normal on a healthy host.
-const NORMAL: [DropReason; 4] = [
+const NORMAL: [DropReason; 5] = [
     DropReason::Ipv6,
+    DropReason::LinkLocal,
     DropReason::DestinationMulticast,
     DropReason::TtlExpired,
     DropReason::DontFragmentMtu,
@@ -309,7 +310,7 @@ mod tests {
             ..Status::default()
         };
         let lately = |packets| Lately { packets, seconds_ago: 130 };
-        let each = [("no-route", 1), ("ipv6", 90), ("bad-checksum", 9)];
+        let each = [("no-route", 1), ("ipv6", 90), ("link-local", 7), ("bad-checksum", 9)];
         let each = each.map(|(reason, packets)| (reason.to_owned(), lately(packets)));
         let status = Status { drops_lately: Some(each.into()), ..status };
         let reasons: Vec<_> = notable_drops(&status).iter().map(|(reason, _)| *reason).collect();
