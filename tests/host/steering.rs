@@ -20,7 +20,7 @@ const FLOWS: u16 = 32;
 
 /// A host whose overlay device has several queues, and a device on which pods' packets come in.
 struct Queues {
-    _host: Namespace,
+    host: Namespace,
     queues: Vec<Tun>,
     pod: Tun,
 }
@@ -44,7 +44,18 @@ impl Queues {
             host.exec(&["ip", "link", "set", device, "up"]);
             host.exec(&["ip", "route", "add", subnet, "dev", device]);
         }
-        Self { _host: host, queues, pod }
+        Self { host, queues, pod }
+    }
+
+    /// As [`Self::new`], for packets of IPv6 to fd00:5::/48.
+    fn of_ipv6(program: io::Result<Steering>) -> Self {
+        let queues = Self::new(program);
+        let host = &queues.host;
+        for setting in ["all.disable_ipv6=0", "default.disable_ipv6=0", "all.forwarding=1"] {
+            host.exec(&["sysctl", "-qw", &format!("net.ipv6.conf.{setting}")]);
+        }
+        host.exec(&["ip", "-6", "route", "add", "fd00:5::/48", "dev", "flannel0"]);
+        queues
     }
 
     /// The queue to which `packet` goes.
@@ -52,10 +63,15 @@ impl Queues {
         let header = [0; VNET_HEADER_BYTES];
         let parts = [io::IoSlice::new(&header), io::IoSlice::new(packet)];
         self.pod.write(&parts).expect("the device is up");
+        // The kernel may send packets of its own.
+        let end = &packet[packet.len() - 8..];
         let mut found = None;
         wait_until(PATIENCE, "a queue has the packet", || {
-            let has_it = |queue: &Tun| queue.read(&mut [0; 2048]).is_ok();
-            found = self.queues.iter().position(has_it);
+            let mut frame = [0; 2048];
+            let mut has_it = |queue: &Tun| {
+                queue.read(&mut frame).is_ok_and(|bytes| frame[..bytes].ends_with(end))
+            };
+            found = self.queues.iter().position(&mut has_it);
             found.is_some()
         });
         found.expect("it was waited for")
@@ -104,6 +120,54 @@ fn fragments_and_options_share_their_flows_queue() {
     }
     assert!(used[0].len() > 1, "all TCP connections of two pods share a queue");
     assert_eq!(used[1].len(), 1, "fragments of two pods share a queue");
+}
+
+/// Datagrams of IPv6 that are fragmented or have options, and those that are not: of one flow.
+#[test]
+fn extension_headers_share_their_flows_queue() {
+    let packet = |headers: &[u8], first: u8, port: u16| {
+        let mut packet = vec![0x60, 0, 0, 0];
+        packet.extend((headers.len() as u16 + 20).to_be_bytes());
+        packet.extend([first, 64]);
+        for host in [2, 3] {
+            packet.extend([0xfd, 0, 0, 5, 0, 0, 0, host, 0, 0, 0, 0, 0, 0, 0, 2]);
+        }
+        packet.extend(headers);
+        packet.extend(port.to_be_bytes());
+        packet.extend([19, 136].into_iter().chain([7; 16]));
+        packet
+    };
+    let options = |next: u8| vec![next, 0, 1, 4, 0, 0, 0, 0];
+    let fragment = |next: u8, offset: u8| vec![next, 0, 0, offset, 0, 0, 0, 7];
+    let forms = [
+        (options(UDP), 60),
+        (fragment(UDP, 1), 44),
+        (fragment(UDP, 8), 44),
+        ([options(44), fragment(UDP, 1)].concat(), 0),
+    ];
+    let queues = Queues::of_ipv6(Steering::by_flow());
+    let mut used = BTreeSet::new();
+    for port in 4000..4000 + FLOWS {
+        let home = queues.of(&packet(&[], UDP, port));
+        for (headers, first) in &forms {
+            let form = packet(headers, *first, port);
+            assert_eq!(queues.of(&form), home, "UDP from {port} behind {first}");
+        }
+        let home = queues.of(&packet(&[], TCP, port));
+        let optional = packet(&options(TCP), 60, port);
+        assert_eq!(queues.of(&optional), home, "TCP from {port} with options");
+        used.insert(home);
+    }
+    assert!(used.len() > 1, "all TCP connections of two pods share a queue");
+
+    // Who has sent much and so left the prompt lane has left it with all of its packets.
+    let queues = Queues::of_ipv6(Steering::by_sender());
+    let whole = packet(&[], UDP, 4000);
+    let home = (0..100).fold(0, |_, _| queues.of(&whole));
+    assert_ne!(home % usize::from(LANES.get()), 0, "a flood has the prompt lane");
+    for (headers, first) in &forms {
+        assert_eq!(queues.of(&packet(headers, *first, 4000)), home, "behind {first}");
+    }
 }
 
 /// As Linux chooses them for `connect`: even ones, one after the other.

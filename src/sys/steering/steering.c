@@ -64,10 +64,24 @@ ALWAYS __u32 is_frugal(__u32 place, __u64 now, __u64 price) {
     return 1;
 }
 
-// Who sends a packet to whom: IPv6's addresses as hashes of 32 bits.
+// Who sends a packet to whom: IPv6's addresses as hashes of 32 bits. Where the ports are, if the packet
+// can't be one of a flow of which others have none.
 struct parties {
-    __u32 is_ipv6, source, addresses, protocol;
+    __u32 source, addresses, protocol, ports_at;
 };
+
+// Extension headers that are looked behind: more of them are rare, and go by what comes first.
+#define EXTENSIONS 3
+#define HOP_BY_HOP 0
+#define ROUTING 43
+#define FRAGMENT 44
+#define AUTHENTICATION 51
+#define DESTINATION 60
+
+ALWAYS __u32 is_extension(__u32 protocol) {
+    return protocol == HOP_BY_HOP || protocol == ROUTING || protocol == FRAGMENT ||
+           protocol == AUTHENTICATION || protocol == DESTINATION;
+}
 
 ALWAYS __u32 long_address(struct __sk_buff *skb, __u32 at) {
     __u32 hash = (__u32)load_word(skb, at) * MIX ^ (__u32)load_word(skb, at + 4);
@@ -76,16 +90,31 @@ ALWAYS __u32 long_address(struct __sk_buff *skb, __u32 at) {
 }
 
 ALWAYS struct parties parties_of(struct __sk_buff *skb) {
-    struct parties found = {.is_ipv6 = load_byte(skb, 0) >> 4 == 6};
+    struct parties found = {};
     __u32 destination;
-    if (found.is_ipv6) {
+    if (load_byte(skb, 0) >> 4 == 6) {
         found.source = long_address(skb, 8);
         destination = long_address(skb, 24);
-        found.protocol = load_byte(skb, 6);
+        __u32 next = load_byte(skb, 6), at = 40, is_fragment = 0;
+#pragma unroll
+        for (int number = 0; number < EXTENSIONS; number++) {
+            if (!is_extension(next)) break;
+            __u32 length = load_byte(skb, at + 1);
+            __u32 bytes = next == FRAGMENT         ? 8
+                          : next == AUTHENTICATION ? (length + 2) * 4
+                                                   : (length + 1) * 8;
+            is_fragment |= next == FRAGMENT;
+            next = load_byte(skb, at);
+            at += bytes;
+        }
+        found.protocol = next;
+        found.ports_at = is_fragment ? 0 : at;
     } else {
         found.source = load_word(skb, 12);
         destination = load_word(skb, 16);
         found.protocol = load_byte(skb, 9);
+        if ((load_half(skb, 6) & 0x7fff) == 0x4000)
+            found.ports_at = (load_byte(skb, 0) & 0x0f) << 2;
     }
     found.addresses = found.source * MIX ^ destination;
     return found;
@@ -94,16 +123,10 @@ ALWAYS struct parties parties_of(struct __sk_buff *skb) {
 // A hash of a packet's addresses and, of a TCP packet that must not be fragmented, its ports.
 // Later fragments have no ports, and other protocols mix datagrams that are fragmented with ones
 // that fit: by ports they would part, and overtake each other. TCP sets Don't Fragment on all
-// packets of a connection or on none. Of IPv6 no router fragments a packet, and those of TCP whose
-// header is not the first behind the fixed one go by their addresses.
+// packets of a connection or on none, and over IPv6 it sends no fragments.
 ALWAYS __u32 flow_of(struct __sk_buff *skb, struct parties of) {
-    if (of.protocol != 6) return spread(of.addresses);
-    __u32 header_bytes = 40;
-    if (!of.is_ipv6) {
-        if ((load_half(skb, 6) & 0x7fff) != 0x4000) return spread(of.addresses);
-        header_bytes = (load_byte(skb, 0) & 0x0f) << 2;
-    }
-    return spread(of.addresses * MIX ^ (__u32)load_word(skb, header_bytes));
+    if (of.protocol != 6 || !of.ports_at) return spread(of.addresses);
+    return spread(of.addresses * MIX ^ (__u32)load_word(skb, of.ports_at));
 }
 
 SECTION("flows") __u32 weft_flows(struct __sk_buff *skb) { return flow_of(skb, parties_of(skb)); }
