@@ -82,7 +82,7 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// Shorter than an IPv4 header.
+    /// Shorter than the header of its version of IP.
     /// Look at: which host that is not a peer sends to the tunnel port
     Runt = "runt",
     /// An IPv6 packet, and this node has no IPv6 subnet.
@@ -106,8 +106,8 @@ drop_reasons! {
     /// truncates datagrams
     BadTotalLength = "bad-totlen",
     /// The IPv4 header checksum is wrong, or an IPv6 datagram has no UDP checksum.
-    /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, its memory
-    /// or network card
+    /// Look at: on egress a pod whose own tunnel sends IPv6 without UDP checksums; on ingress which
+    /// host that is not a peer sends to the tunnel port; if a peer does, its memory or network card
     BadChecksum = "bad-checksum",
     /// The offload header of a TUN read contradicts the packet behind it.
     /// Look at: the kernel: try `--offload=none` and report it
@@ -119,13 +119,14 @@ drop_reasons! {
     /// Look at: a peer that forwards expired packets
     TtlZero = "ttl-zero",
     /// No lease covers the destination.
-    /// Look at: the destination pod's host: does `weft peers` list its subnet?
+    /// Look at: the destination pod's host: does `weft peers` list its subnet? Of IPv6: does its
+    /// lease have `TakesIPv6`?
     NoRoute = "no-route",
     /// The destination is in this host's subnet, and the host's routes lead it into the overlay.
     /// Look at: this host's bridge for pods: is it there and up, with the subnet's first address?
     OwnSubnet = "own-subnet",
     /// The inner source can't be a host: 0/8, 127/8, 169.254/16, multicast, class E, our own TUN
-    /// address.
+    /// address; of IPv6 unspecified, loopback, link-local, multicast, an IPv4 address.
     /// Look at: the pod or peer that sends with such an address
     SourceMartian = "src-martian",
     /// The inner source lies in our own subnet, yet came from the network.
@@ -142,7 +143,7 @@ drop_reasons! {
     /// Look at: a peer behind address translation needs `--peer-check=loose`; else a pod's packets
     /// that a host masquerades
     OuterPort = "outer-port",
-    /// The inner destination can't be a host: 0/8, 127/8, class E.
+    /// The inner destination can't be a host: 0/8, 127/8, class E; of IPv6 as for a source.
     /// Look at: the pod that sends there
     DestinationMartian = "dst-martian",
     /// The inner destination is multicast or broadcast.

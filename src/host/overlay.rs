@@ -219,7 +219,12 @@ impl Overlay {
     /// What became of IPv6's part; whether it is as it must be.
     fn note_v6(&mut self, result: netlink::Result) -> bool {
         self.wrong_v6 = result.err().map(|error| {
-            let text = format!("IPv6 is not carried: {}", with_causes(&error));
+            let text = format!(
+                "IPv6 is not carried; it may be switched off (sysctl \
+                 net.ipv6.conf.{}.disable_ipv6) or the device's MTU below 1280: {}",
+                self.desired.device.name,
+                with_causes(&error)
+            );
             self.logged_v6.once(&text, |text| tracing::warn!("{text}; retrying"));
             text
         });

@@ -150,6 +150,28 @@ fn a_repaired_device_and_a_restart_carry_both_families_again() {
 }
 
 #[test]
+fn a_kernel_that_refuses_ipv6_is_told_and_the_peers_answer() {
+    let site = Site::start();
+    let Site { lab, pods, .. } = &site;
+    let switch = |off: &str| {
+        let setting = format!("net.ipv6.conf.flannel0.disable_ipv6={off}");
+        lab.hosts[1].exec(&["sysctl", "-qw", &setting]);
+    };
+    switch("1");
+    wait_until(SOON, "the status has it", || {
+        told(&site.status(1), "/dataplane_wrong").contains("disable_ipv6")
+    });
+    // Rather than to have it vanish over there.
+    wait_for_words(lab, &[&pods[1]], &["Destination unreachable: No route"]);
+    assert!(lab.ping(0, site.nodes[1].lease.pod_address(), 1444), "IPv4 went with it");
+    switch("0");
+    site.wait_for_both();
+    wait_until(SOON, "the status is well again", || {
+        told(&site.status(1), "/dataplane_wrong").is_empty()
+    });
+}
+
+#[test]
 fn a_node_without_ipv6_gets_ipv4_and_its_ipv6_is_answered() {
     let dir = tempfile::tempdir().unwrap();
     let store = local_store(dir.path(), V4_ALONE);

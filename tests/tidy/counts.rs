@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6284, 63781),
+    ("backend", 6299, 63929),
     ("bin", 15, 144),
     ("config", 1759, 18036),
     ("daemon", 3606, 37083),
@@ -19,7 +19,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1846, 17249),
     ("fast_path", 571, 5164),
     ("forward", 752, 7152),
-    ("host", 2886, 30648),
+    ("host", 2891, 30660),
     ("netfilter", 1242, 12429),
     ("offload", 843, 7808),
     ("packet", 997, 9909),
@@ -27,8 +27,8 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("route", 424, 4382),
     ("stats", 249, 2205),
     ("status", 560, 3955),
-    ("sys", 1154, 12225),
-    ("tool", 5153, 55351),
+    ("sys", 1174, 12388),
+    ("tool", 5166, 55437),
 ];
 
 /// Lines and tokens.

@@ -37,6 +37,7 @@ use super::fallback;
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
 use super::open::{TunnelReserved, configure, desired, has_room_for, open_sources};
 use super::pacing::Pacing;
+use super::peers::announcement_v6;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
 use super::tun_device::{self, open_queues};
@@ -65,6 +66,8 @@ pub(super) struct Tunnel {
     logged: LogOnce,
     /// Why it is not where the interface is.
     stays: Option<String>,
+    /// Why it has another MTU than the interface asks for.
+    mtu_stays: Option<String>,
 }
 
 impl Tunnel {
@@ -124,6 +127,7 @@ impl Tunnel {
             pacing: Pacing::new(Instant::now()),
             logged_fallback: LogOnce::default(),
             stays: None,
+            mtu_stays: None,
             logged: LogOnce::default(),
         };
         tunnel.log_fallback();
@@ -248,9 +252,11 @@ impl Tunnel {
             Err(error) => {
                 let text = format!("the MTU of {device} stays {from}: {error}");
                 self.logged.once(&text, |text| warn!("{text}"));
+                self.mtu_stays = Some(text);
                 return Ok(());
             }
         };
+        self.mtu_stays = None;
         if mtu_bytes == from {
             return Ok(());
         }
@@ -301,7 +307,11 @@ impl Tunnel {
                 Some(bytes) => format!(
                     "the path to {peer} carries {bytes} bytes, less than {interface}: the route to \
                      {subnet} has the MTU {bytes} now, all others keep {mtu_bytes}; if most paths \
-                     are so narrow, set MTU in the Backend of the network configuration"
+                     are so narrow, set MTU in the Backend of the network configuration{}",
+                    match self.overlay.desired.v6.is_some() && *bytes < IPV6_MTU_BYTES_MIN {
+                        true => "; longer packets of IPv6 arrive only if routers fragment them",
+                        false => "",
+                    }
                 ),
                 None => format!(
                     "the path to {peer} carries {mtu_bytes} bytes again: {subnet} needs no MTU of \
@@ -347,7 +357,14 @@ impl Tunnel {
         send_if_new(&self.ground, ground);
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
         let wrong = self.stays.as_ref().or_else(|| self.host.lost_address());
-        let wrong = wrong.or(self.overlay.wrong_v6.as_ref()).cloned();
+        let wrong_v6 = self.overlay.wrong_v6.as_ref();
+        let wrong = wrong.or(wrong_v6).or(self.mtu_stays.as_ref()).cloned();
+        // Peers tell their pods so at once.
+        let takes_ipv6 = self.overlay.desired.v6.is_some() && wrong_v6.is_none();
+        self.reporter.attributes.send_if_modified(|attributes| {
+            let data = announcement_v6(takes_ipv6);
+            std::mem::replace(&mut attributes.backend_v6_data, data) != attributes.backend_v6_data
+        });
         self.reporter.state(|state| {
             (state.is_up, state.wrong, state.workers) = (true, wrong, workers);
             state.tunnel = Some(TunnelEnd::Udp(self.seats[0].socket.address));

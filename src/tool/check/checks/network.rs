@@ -130,6 +130,19 @@ fn device_mtu(facts: &Facts, name: &str, overhead: u32) -> Checked {
     if own_bytes <= most {
         return Ok(evidence);
     }
+    // Below, the kernel would take IPv6 off the device.
+    let needs = facts.lease().and_then(|lease| lease.ipv6).map(|_| Ipv6Addr::MTU_BYTES_MIN);
+    if let Some(least) = needs.filter(|least| most < *least) {
+        let external_bytes = least + overhead;
+        return failed(
+            format!("{evidence}; IPv6 needs {least} in {name}"),
+            format!(
+                "ip link set {} mtu {external_bytes}, or more; if the network takes less, set \
+                 EnableIPv6 to false.",
+                external.id.name
+            ),
+        );
+    }
     failed(evidence, format!("ip link set {name} mtu {most}; then restart the pods."))
 }
 

@@ -406,6 +406,15 @@ const OF_THE_HOST: &[Wrong] = &[
     ("overlay-mtu", Judged::Failed, "flannel0 has MTU 1473", |it| {
         host(it).links[2].mtu_bytes = 1473;
     }),
+    ("overlay-mtu", Judged::Failed, "IPv6 needs 1280 in flannel0", |it| {
+        host(it).links[1].mtu_bytes = 1307;
+        let lease = said(it).lease.as_mut().unwrap_or_else(|| panic!("no lease"));
+        lease.ipv6 = Some(LeaseIpv6 {
+            network: "fd00:5::/48".parse().unwrap_or_else(|_| panic!("no prefix")),
+            subnet: "fd00:5:0:1::/64".parse().unwrap_or_else(|_| panic!("no prefix")),
+            public_ip: None,
+        });
+    }),
     ("overlay-mtu", Judged::Warning, "pods were told 1472", |it| {
         host(it).links[2].mtu_bytes = 1300;
     }),
