@@ -167,9 +167,24 @@ impl Ingress {
         match context.leased_v6(bytes) {
             None => self.take(context, &context.local.v4, arena, batch, datagram, &mut known.v4),
             Some(leased) => {
-                self.take(context, leased, arena, batch, datagram, &mut known.v6);
+                self.take_apart(context, leased, arena, batch, datagram, &mut known.v6);
             }
         }
+    }
+
+    /// As [`Self::take`], out of line: both families in one function would be too much for the
+    /// registers.
+    #[inline(never)]
+    fn take_apart<A: Routed>(
+        &mut self,
+        context: &Context<'_>,
+        leased: &Leased<A>,
+        arena: &mut [u8],
+        batch: &GroBatch,
+        datagram: Span,
+        known: &mut Known<A>,
+    ) {
+        self.take(context, leased, arena, batch, datagram, known);
     }
 
     #[inline(always)]

@@ -18,7 +18,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("device", 482, 5189),
     ("engine", 1846, 17249),
     ("fast_path", 571, 5164),
-    ("forward", 752, 7152),
+    ("forward", 775, 7320),
     ("host", 2891, 30660),
     ("netfilter", 1242, 12429),
     ("offload", 843, 7808),
