@@ -216,8 +216,8 @@ impl Overlay {
         }
     }
 
-    /// What became of IPv6's part; whether it is as it must be.
-    fn note_v6(&mut self, result: netlink::Result) -> bool {
+    /// What became of IPv6's part.
+    fn note_v6(&mut self, result: netlink::Result) {
         self.wrong_v6 = result.err().map(|error| {
             let text = format!(
                 "IPv6 is not carried; it may be switched off (sysctl \
@@ -228,7 +228,6 @@ impl Overlay {
             self.logged_v6.once(&text, |text| tracing::warn!("{text}; retrying"));
             text
         });
-        self.wrong_v6.is_none()
     }
 
     /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else

@@ -183,11 +183,11 @@ fn described(bytes: &[u8], length_bytes: u32) -> String {
         let hex: String = bytes.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
         return format!("no IP packet, {length_bytes} bytes: {hex}");
     };
-    let ports = ports_at.filter(|_| matches!(protocol, TCP | UDP));
-    let ports: Option<[u8; 4]> = ports.and_then(|at| bytes.get(at..)?.first_chunk()).copied();
+    let has_ports = matches!(protocol, TCP | UDP);
+    let ports = ports_at.filter(|_| has_ports).and_then(|at| bytes.get(at..)?.first_chunk());
     let [from, to] = match ports {
         None => [source, destination].map(|address| address.to_string()),
-        Some([a, b, c, d]) => {
+        Some(&[a, b, c, d]) => {
             let [from, to] = [[a, b], [c, d]].map(u16::from_be_bytes);
             [(source, from), (destination, to)].map(|end| SocketAddr::from(end).to_string())
         }

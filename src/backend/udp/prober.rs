@@ -89,7 +89,7 @@ impl Prober {
     }
 
     /// Whether the path to a peer takes less than a packet of IPv6 may always have (RFC 8200,
-    /// section 5): those go in fragments.
+    /// section 5): those go without Don't Fragment.
     fn has_path_below_ipv6(&self, table: &Table) -> bool {
         let is_below = |peer: &Arc<Peer>| {
             let limit = peer.subnet_v6.and_then(|_| self.limits.get(&peer.subnet));

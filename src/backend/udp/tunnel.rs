@@ -302,13 +302,13 @@ impl Tunnel {
         let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
         let changed = all.into_iter().filter(|subnet| before.get(subnet) != limits.get(subnet));
         let line = |subnet: &Prefix| {
-            let peer = table.lookup(subnet.network())?.address;
+            let Peer { address: peer, subnet_v6, .. } = table.lookup(subnet.network())?;
             Some(match limits.get(subnet) {
                 Some(bytes) => format!(
                     "the path to {peer} carries {bytes} bytes, less than {interface}: the route to \
                      {subnet} has the MTU {bytes} now, all others keep {mtu_bytes}; if most paths \
                      are so narrow, set MTU in the Backend of the network configuration{}",
-                    match self.overlay.desired.v6.is_some() && *bytes < IPV6_MTU_BYTES_MIN {
+                    match subnet_v6.is_some() && *bytes < IPV6_MTU_BYTES_MIN {
                         true => "; longer packets of IPv6 arrive only if routers fragment them",
                         false => "",
                     }
@@ -460,12 +460,12 @@ impl Drop for Tunnel {
 
 /// What this host has of IPv6.
 fn leased_v6(setup: &Setup) -> Option<Leased<Ipv6Addr>> {
-    let [network, _] = setup.networks_v6;
-    network.zip(setup.subnet_v6).map(|(network, subnet)| Leased { network, subnet })
+    setup.networks_v6[0].zip(setup.subnet_v6).map(|(network, subnet)| Leased { network, subnet })
 }
 
 /// What paths take less than the device, by the IPv6 subnets at their ends. A route of IPv6 has no
-/// MTU below its least: what is longer than its path, the workers' kernel fragments.
+/// MTU below its least: what is longer than its path goes without Don't Fragment, and routers on
+/// the way may fragment it.
 fn limits_v6(limits: &BTreeMap<Prefix, u16>, table: &Table) -> BTreeMap<Prefix<Ipv6Addr>, u16> {
     let of = |peer: &Arc<Peer>| {
         Some((peer.subnet_v6?, (*limits.get(&peer.subnet)?).max(IPV6_MTU_BYTES_MIN)))

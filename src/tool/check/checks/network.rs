@@ -105,14 +105,18 @@ pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
     facts.host()?;
     let name = facts.device().ok_or("the backend has no device of its own, or not yet")?;
     let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
-    let evidence = device_mtu(facts, name, overhead)?;
+    // With vxlan IPv6 has a device of its own.
+    let carries_both = facts.lease().is_some_and(|lease| lease.ipv6.is_some())
+        && facts.backend().is_some_and(|kind| !kind.has_ipv6_underlay());
+    let evidence = device_mtu(facts, name, overhead, carries_both)?;
     let Some(name) = facts.ipv6_device() else { return Ok(evidence) };
     let overhead = overhead - Ipv4Addr::HEADER_BYTES + Ipv6Addr::HEADER_BYTES;
-    Ok(format!("{evidence}; {}", device_mtu(facts, name, overhead)?))
+    Ok(format!("{evidence}; {}", device_mtu(facts, name, overhead, true)?))
 }
 
-/// The MTU of the device of this name, in whose packets headers take so many bytes.
-fn device_mtu(facts: &Facts, name: &str, overhead: u32) -> Checked {
+/// The MTU of the device of this name, which carries IPv6 or does not, and in whose packets headers
+/// take so many bytes.
+fn device_mtu(facts: &Facts, name: &str, overhead: u32, carries_ipv6: bool) -> Checked {
     let own_bytes = facts.link(name).ok_or("the device is not there")?.mtu_bytes;
     let external = external_of(facts)?;
     let most = external.mtu_bytes.saturating_sub(overhead);
@@ -131,15 +135,15 @@ fn device_mtu(facts: &Facts, name: &str, overhead: u32) -> Checked {
         return Ok(evidence);
     }
     // Below, the kernel would take IPv6 off the device.
-    let needs = facts.lease().and_then(|lease| lease.ipv6).map(|_| Ipv6Addr::MTU_BYTES_MIN);
-    if let Some(least) = needs.filter(|least| most < *least) {
-        let external_bytes = least + overhead;
+    let least = Ipv6Addr::MTU_BYTES_MIN;
+    if carries_ipv6 && most < least {
         return failed(
             format!("{evidence}; IPv6 needs {least} in {name}"),
             format!(
-                "ip link set {} mtu {external_bytes}, or more; if the network takes less, set \
+                "ip link set {} mtu {}, or more; if the network takes less, set \
                  EnableIPv6 to false.",
-                external.id.name
+                external.id.name,
+                least + overhead
             ),
         );
     }

@@ -644,6 +644,16 @@ fn the_device_of_ipv6_has_headers_of_its_own() {
     *host(&mut facts).links.last_mut().unwrap() = device(1430);
     assert_eq!(judge("overlay-mtu", &facts).verdict, Judged::Ok);
     assert_eq!(judge("stale-devices", &facts).verdict, Judged::Ok, "weftd's own");
+
+    // Nor does an interface too narrow for IPv6 say anything of the device that has IPv4 alone.
+    let prefix = |text: &str| text.parse().unwrap();
+    let (network, subnet) = (prefix("fd00:5::/48"), prefix("fd00:5:0:1::/64"));
+    let ipv6 = Some(LeaseIpv6 { network, subnet, public_ip: None });
+    said(&mut facts).lease.as_mut().unwrap().ipv6 = ipv6;
+    said(&mut facts).ipv6_device = None;
+    host(&mut facts).links[1].mtu_bytes = 1320;
+    let found = judge("overlay-mtu", &facts);
+    assert!(!found.evidence.contains("IPv6 needs"), "{}", found.evidence);
 }
 
 /// As when its directory was removed: everything of it is in place.
