@@ -7,6 +7,7 @@ mod cli;
 mod deploy;
 mod drops;
 mod evil_load;
+mod families;
 mod fast_path;
 mod faults;
 mod footprint;
