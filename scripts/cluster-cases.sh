@@ -7,6 +7,11 @@ readonly CASES=(
     service_udp dns hairpin host_port outside nftables_proxy status_in_pod rolling_update delete_pod
     two_versions
 )
+# Those of them that traffic of IPv6 has as well, with --dual.
+readonly BOTH_CASES=(
+    pods_addressed ping_across tcp_across udp_across full_packets service_tcp service_udp hairpin host_port
+    outside nftables_proxy rolling_update
+)
 # From this version on kube-proxy has a mode for nftables by itself.
 readonly NFTABLES_MINOR=31
 # One daemon after the other: three containers begin and a probe waits, for each node.
@@ -15,6 +20,8 @@ readonly ROLLOUT_S=180
 readonly UPDATES=${WEFT_UPDATES:-1}
 
 BACKEND=
+# Of what the case sends: 4 or 6.
+FAMILY=4
 # What the case has seen, for its line.
 SEEN=
 
@@ -34,20 +41,27 @@ run_all() {
             diagnose
             return 0
         fi
+        if [[ $dual == yes && " ${BOTH_CASES[*]} " == *" $name "* ]]; then
+            use_family 6
+            run_case "$name" || true
+            use_family 4
+        fi
     done
 }
 
 run_case() {
-    local name=$1 log started=$SECONDS
-    log=$RUN/$BACKEND-$name.log
+    local name=$1 log shown started=$SECONDS
+    shown=$BACKEND
+    [[ $FAMILY == 4 ]] || shown+=" IPv6"
+    log=$RUN/${shown// /-}-$name.log
     SEEN=
     # Not in a subshell, because cases set what others use; so errors are looked at by hand.
     if "case_$name" >"$log" 2>&1; then
         passed=$((passed + 1))
-        say "ok     $BACKEND $name: $((SECONDS - started)) s${SEEN:+, $SEEN}"
+        say "ok     $shown $name: $((SECONDS - started)) s${SEEN:+, $SEEN}"
     else
         failed=$((failed + 1))
-        say "FAILED $BACKEND $name: $((SECONDS - started)) s${SEEN:+, $SEEN}"
+        say "FAILED $shown $name: $((SECONDS - started)) s${SEEN:+, $SEEN}"
         sed 's/^/       /' "$log" | tail -n 25 >&2
         return 1
     fi
@@ -80,8 +94,7 @@ pods_up() {
         service far b
     } | kubectl apply -f - >/dev/null || return 1
     kubectl wait --for=condition=Ready pod/a pod/b --timeout=60s >/dev/null || return 1
-    POD_A=$(pod_address a) POD_B=$(pod_address b)
-    SERVICE_NEAR=$(service_address near) SERVICE_FAR=$(service_address far)
+    use_family 4
     dns_up
 }
 
@@ -89,9 +102,27 @@ pods_down() {
     dns_down && kubectl delete pod a b --ignore-not-found --grace-period=1 >/dev/null
 }
 
-pod_address() { kubectl get pod "$1" -o jsonpath='{.status.podIP}'; }
+# use_family FAMILY: has the cases use its addresses.
+use_family() {
+    FAMILY=$1
+    POD_A=$(pod_address a) POD_B=$(pod_address b)
+    SERVICE_NEAR=$(service_address near) SERVICE_FAR=$(service_address far)
+    NODE_A=$(machine_addresses 1 | of_family) NODE_B=$(machine_addresses 2 | of_family)
+    OUTSIDE=$(both "$OUTSIDE_ADDRESS" "$OUTSIDE_ADDRESS_V6" | of_family)
+}
 
-service_address() { kubectl get service "$1" -o jsonpath='{.spec.clusterIP}'; }
+# Of addresses or prefixes, separated by commas or spaces, the one of the family.
+of_family() {
+    local ipv6=-v
+    [[ $FAMILY == 4 ]] || ipv6=
+    tr ', ' '\n\n' | grep $ipv6 :
+}
+
+pod_address() { kubectl get pod "$1" -o jsonpath='{.status.podIPs[*].ip}' | of_family; }
+
+service_address() { kubectl get service "$1" -o jsonpath='{.spec.clusterIPs[*]}' | of_family; }
+
+pod_cidr() { kubectl get node "$1" -o jsonpath='{.spec.podCIDRs[*]}' | of_family; }
 
 pod() {
     cat <<END
@@ -118,6 +149,7 @@ kind: Service
 metadata: { name: $1 }
 spec:
   selector: { name: $2 }
+$([[ $dual == no ]] || echo '  ipFamilyPolicy: RequireDualStack')
   ports:
   - { name: tcp, port: 80, targetPort: 7001 }
   - { name: udp, port: 53, targetPort: 7001, protocol: UDP }
@@ -140,10 +172,12 @@ case_pods_addressed() {
     local node address name cidr
     for name in a b; do
         node=$(kubectl get pod "$name" -o jsonpath='{.spec.nodeName}')
-        cidr=$(kubectl get node "$node" -o jsonpath='{.spec.podCIDR}')
+        cidr=$(pod_cidr "$node")
         address=$(pod_address "$name")
         echo "$name on $node has $address of $cidr"
-        [[ ${address%.*} == "${cidr%.*}" ]] || return 1
+        python3 -c 'import ipaddress, sys
+pod, cidr = sys.argv[1:]
+sys.exit(ipaddress.ip_address(pod) not in ipaddress.ip_network(cidr))' "$address" "$cidr" || return 1
     done
 }
 
@@ -173,7 +207,7 @@ case_udp_across() {
 case_full_packets() {
     local mtu rate
     mtu=$(in_pod a cat /sys/class/net/eth0/mtu) || return 1
-    in_pod a ping -c 2 -i 0.2 -W 2 -M "do" -s $((mtu - 28)) "$POD_B" || return 1
+    in_pod a ping -c 2 -i 0.2 -W 2 -M "do" -s $((mtu - (FAMILY == 4 ? 28 : 48))) "$POD_B" || return 1
     in_pod b iperf3 --server --one-off --daemon || return 1
     rate=$(in_pod a iperf3 --client "$POD_B" --time 2 --json) || return 1
     SEEN="MTU $mtu, $(jq -r '.end.sum_received.bits_per_second / 1e6 | round' <<<"$rate") Mbit/s"
@@ -191,14 +225,14 @@ case_hairpin() {
 
 # From the other node and from outside, to the address of b's node.
 case_host_port() {
-    in_pod a traffic peer 172.30.0.2 17001 &&
+    in_pod a traffic peer "$NODE_B" 17001 &&
         nsenter --target "${MACHINE[control]}" --net \
-            python3 "$REPO/scripts/cluster-traffic.py" peer 172.30.0.2 17001
+            python3 "$REPO/scripts/cluster-traffic.py" peer "$NODE_B" 17001
 }
 
 # What is outside sees the node.
 case_outside() {
-    sees a 172.30.0.1 "$OUTSIDE_ADDRESS" && sees b 172.30.0.2 "$OUTSIDE_ADDRESS" 7001 udp
+    sees a "$NODE_A" "$OUTSIDE" && sees b "$NODE_B" "$OUTSIDE" 7001 udp
 }
 
 # The same Services by kube-proxy's other mode, where the version has it.

@@ -77,7 +77,7 @@ kubeadm_machine() {
     local name=$1 address=$2 dir=$3 etc
     etc=$(machine_place "$name")/etc
     mkdir -p "$etc"
-    printf '%s\n' "$CONTROL_ADDRESS" >"$etc/gateway"
+    printf '%s\n' "$CONTROL_ADDRESS" >"$etc/gateways"
     node_services "$etc" "$name" "$address"
     # As the drop-in of kubeadm's package for systemd.
     cat >"$etc/kubelet" <<END

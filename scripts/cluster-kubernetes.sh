@@ -6,6 +6,12 @@ readonly CONTROL_ADDRESS=172.30.0.254
 readonly POD_NETWORK=10.244.0.0/16
 readonly SERVICE_NETWORK=10.96.0.0/16
 readonly API_SERVICE=10.96.0.1
+# The same of IPv6, with --dual; a machine's address has the number that its IPv4 ends with.
+readonly MACHINES_V6=fd00:30::
+readonly POD_NETWORK_V6=fd00:10:244::/48
+readonly SERVICE_NETWORK_V6=fd00:10:96::/112
+# From this version on Kubernetes has both families without being asked.
+readonly DUAL_MINOR=23
 readonly API="https://$CONTROL_ADDRESS:6443"
 
 # Of Kubernetes' version, the number after "1.".
@@ -17,6 +23,18 @@ version_of() {
     say "cluster: $MINOR"
     MINOR=${MINOR#*v1.} MINOR=${MINOR%%.*}
 }
+
+# both V4 V6: what a program is told of the families that the cluster has.
+both() {
+    # shellcheck disable=SC2154 # scripts/cluster
+    if [[ $dual == yes ]]; then printf '%s,%s\n' "$1" "$2"; else printf '%s\n' "$1"; fi
+}
+
+# machine_addresses NUMBER: of the machine with this number.
+machine_addresses() { both "172.30.0.$1" "$MACHINES_V6$1"; }
+
+# machine_prefixes NUMBER: the same, each with the length of its network.
+machine_prefixes() { both "172.30.0.$1/24" "$MACHINES_V6$1/64"; }
 
 # kubectl as the administrator. Named as the program, because it is used as the program.
 kubectl() { in_machine control kubectl "$@"; }
@@ -78,7 +96,7 @@ control_up() {
     kubeconfig "$etc" controllers /CN=system:kube-controller-manager
     kubeconfig "$etc" scheduler /CN=system:kube-scheduler
     control_services "$etc"
-    machine_up control "$CONTROL_ADDRESS/24" "$dir" etcd apiserver controllers scheduler
+    machine_up control "$(machine_prefixes 254)" "$dir" etcd apiserver controllers scheduler
     control_wired
     wait_until 90 "the API" kubectl get --raw /readyz
 }
@@ -91,7 +109,7 @@ END
     cat >"$etc/apiserver" <<END
 cd /etc/kubernetes
 exec kube-apiserver --etcd-servers=http://127.0.0.1:2379 --advertise-address=$CONTROL_ADDRESS \
-    --service-cluster-ip-range=$SERVICE_NETWORK --allow-privileged=true \
+    --service-cluster-ip-range=$(both $SERVICE_NETWORK $SERVICE_NETWORK_V6) --allow-privileged=true \
     --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
     --client-ca-file=ca.crt --tls-cert-file=apiserver.crt --tls-private-key-file=apiserver.key \
     --kubelet-preferred-address-types=InternalIP \
@@ -102,8 +120,8 @@ END
     cat >"$etc/controllers" <<END
 cd /etc/kubernetes
 exec kube-controller-manager --kubeconfig=controllers.conf --leader-elect=false \
-    --allocate-node-cidrs=true --cluster-cidr=$POD_NETWORK \
-    --service-cluster-ip-range=$SERVICE_NETWORK --use-service-account-credentials=true \
+    --allocate-node-cidrs=true --cluster-cidr=$(both $POD_NETWORK $POD_NETWORK_V6) \
+    --service-cluster-ip-range=$(both $SERVICE_NETWORK $SERVICE_NETWORK_V6) --use-service-account-credentials=true \
     --service-account-private-key-file=accounts.key --root-ca-file=ca.crt
 END
     cat >"$etc/scheduler" <<END
@@ -111,17 +129,17 @@ exec kube-scheduler --kubeconfig=/etc/kubernetes/scheduler.conf --leader-elect=f
 END
 }
 
-# node_up NAME ADDRESS DIR: a node with its runtime and kubelet; does not wait for Ready.
+# node_up NAME NUMBER DIR: a node with its runtime and kubelet; does not wait for Ready.
 node_up() {
-    local name=$1 address=$2 dir=$3 etc
+    local name=$1 number=$2 dir=$3 etc
     etc=$(machine_place "$name")/etc
     mkdir -p "$etc/manifests"
     cp "$PKI/ca.crt" "$etc/"
-    printf '%s\n' "$CONTROL_ADDRESS" >"$etc/gateway"
+    machine_addresses 254 | tr , '\n' >"$etc/gateways"
     kubeconfig "$etc" kubelet "/O=system:nodes/CN=system:node:$name"
     kubeconfig "$etc" proxy /CN=system:kube-proxy
-    node_services "$etc" "$name" "$address"
-    machine_up "$name" "$address/24" "$dir" containerd kubelet kube-proxy
+    node_services "$etc" "$name" "$(machine_addresses "$number")"
+    machine_up "$name" "$(machine_prefixes "$number")" "$dir" containerd kubelet kube-proxy
     node_wired "$name"
     load_images "$name"
 }
@@ -137,7 +155,7 @@ load_images() {
 }
 
 node_services() {
-    local etc=$1 name=$2 address=$3
+    local etc=$1 name=$2 addresses=$3
     cat >"$etc/containerd.toml" <<'END'
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -175,7 +193,7 @@ END
     cat >"$etc/kubelet" <<END
 until [[ -e /etc/kubernetes/has-images ]]; do sleep 0.2; done
 exec kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf \
-    --hostname-override=$name --node-ip=$address $runtime
+    --hostname-override=$name --node-ip=$addresses $runtime
 END
     proxy_config "$name" iptables >"$etc/kube-proxy.yaml"
     cat >"$etc/kube-proxy" <<'END'
@@ -190,7 +208,7 @@ apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 clientConnection: { kubeconfig: /etc/kubernetes/proxy.conf }
 mode: $2
-clusterCIDR: $POD_NETWORK
+clusterCIDR: $(both $POD_NETWORK $POD_NETWORK_V6)
 hostnameOverride: $1
 conntrack: { maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s }
 END

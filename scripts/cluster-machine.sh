@@ -3,13 +3,13 @@
 # moves into it, and keeps the machine's services running. Everything that it writes is in memory,
 # logs aside, and is gone with this process.
 #
-#   cluster-machine.sh NAME ADDRESS ROOT PLACE PROGRAMS IMAGES SERVICE...
+#   cluster-machine.sh NAME ADDRESSES ROOT PLACE PROGRAMS IMAGES SERVICE...
 #
 # PLACE is the machine's directory: mnt for the root, log and etc. A service is a file in etc that
 # is run again whenever it ends, in the order given, each once the machine has its network.
 set -euo pipefail
 
-name=$1 address=$2 lower=$3 place=$4 programs=$5 images=$6
+name=$1 addresses=$2 lower=$3 place=$4 programs=$5 images=$6
 shift 6
 
 mount_root() {
@@ -66,15 +66,16 @@ mount_root
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 hostname "$name"
 echo "$name" >/etc/hostname
-printf '127.0.0.1 localhost\n%s %s\n' "${address%/*}" "$name" >/etc/hosts
+printf '127.0.0.1 localhost\n%s %s\n' "${addresses%%/*}" "$name" >/etc/hosts
 md5sum <<<"$name $$ $(date +%N)" | cut -c 1-32 >/etc/machine-id
 : >/etc/resolv.conf
 ip link set lo up
 until [[ -e /sys/class/net/eth0 ]]; do sleep 0.05; done
-sysctl -qw net.ipv4.ip_forward=1
-ip address add "$address" dev eth0
+sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
 ip link set eth0 up
-[[ ! -e /etc/kubernetes/gateway ]] || ip route add default via "$(cat /etc/kubernetes/gateway)"
+for address in ${addresses//,/ }; do ip address add "$address" dev eth0 nodad; done
+[[ ! -e /etc/kubernetes/gateways ]] ||
+    while read -r gateway; do ip route add default via "$gateway"; done </etc/kubernetes/gateways
 for service in "$@"; do keep "$service" & done
 touch /run/up
 # Children that nobody waits for are this process's; the shell reaps them.

@@ -7,8 +7,11 @@
 #      node1 172.30.0.1      node2 172.30.0.2          control 172.30.0.254, .254 is the gateway
 #           eth0 --------+--------- eth0 ----- ... -----[ eth0 ]  198.51.100.1, outside the cluster
 #                        bridge of the machine "control"
+#
+# With --dual the same numbers at the end of fd00:30::, and outside fd00:198::1.
 
 readonly OUTSIDE_ADDRESS=198.51.100.1
+readonly OUTSIDE_ADDRESS_V6=fd00:198::1
 readonly GROUPS_ROOT=/sys/fs/cgroup
 
 CLUSTER=weft-cluster-$$
@@ -18,9 +21,10 @@ LAUNCHERS=()
 # machine_place NAME: its directory, with etc and log.
 machine_place() { printf '%s/%s\n' "$RUN" "$1"; }
 
-# machine_up NAME ADDRESS DIR SERVICE...: starts a machine; its services are files in etc by then.
+# machine_up NAME ADDRESSES DIR SERVICE...: starts a machine with these addresses, separated by
+# commas; its services are files in etc by then.
 machine_up() {
-    local name=$1 address=$2 dir=$3 place launcher groups=()
+    local name=$1 addresses=$2 dir=$3 place launcher groups=()
     shift 3
     place=$(machine_place "$name")
     mkdir -p "$place"/{mnt,etc,log}
@@ -35,7 +39,7 @@ machine_up() {
         done
         exec unshare --cgroup --mount --uts --ipc --net --pid --fork --kill-child "$@"
     ' bash "${#groups[@]}" "${groups[@]}" \
-        bash "$REPO/scripts/cluster-machine.sh" "$name" "$address" "$dir/node" "$place" \
+        bash "$REPO/scripts/cluster-machine.sh" "$name" "$addresses" "$dir/node" "$place" \
         "$dir/bin" "$RUN/images" "$@" >"$place/log/machine.log" 2>&1 </dev/null &
     launcher=$!
     LAUNCHERS+=("$launcher")
@@ -82,7 +86,8 @@ in_machine() {
 control_wired() {
     nsenter --target "${MACHINE[control]}" --net bash -euc "
         ip link add eth0 type bridge
-        ip address add $OUTSIDE_ADDRESS/32 dev lo"
+        ip address add $OUTSIDE_ADDRESS/32 dev lo
+        ip address add $OUTSIDE_ADDRESS_V6/128 dev lo"
     wait_until 20 "the machine control" in_machine control test -e /run/up
 }
 

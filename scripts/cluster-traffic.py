@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Traffic between pods of scripts/cluster, and what of it was lost.
 
-usage: traffic serve [ADDRESS]            echoes UDP and TCP on port 7000, and says who asks on 7001
+usage: traffic serve [ADDRESS...]         echoes UDP and TCP on port 7000, and says who asks on 7001
        traffic send ADDRESS SECONDS       1,000 datagrams a second and 20 connections; prints JSON
        traffic peer ADDRESS [PORT] [udp]  the address that the server sees
 """
 
+import itertools
 import json
 import os
 import selectors
@@ -26,16 +27,26 @@ GRACE_S = 2.0
 STOP = "/tmp/stop"
 
 
-def serve(address):
+def family(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def bound(address, port, kind):
+    place = socket.socket(family(address), kind)
+    if place.family == socket.AF_INET6:
+        place.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(kind == socket.SOCK_STREAM))
+    place.bind((address, port))
+    return place
+
+
+def serve(addresses):
     watched = selectors.DefaultSelector()
-    for port in (ECHO, WHO):
-        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for address, port in itertools.product(addresses, (ECHO, WHO)):
+        datagrams = bound(address, port, socket.SOCK_DGRAM)
         datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        datagrams.bind((address, port))
         watched.register(datagrams, selectors.EVENT_READ, ("udp", port))
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
+        listener = bound(address, port, socket.SOCK_STREAM)
         listener.listen(64)
         watched.register(listener, selectors.EVENT_READ, ("listen", port))
     while True:
@@ -113,7 +124,7 @@ class Connections:
 
 def send(address, seconds):
     connections = Connections(address)
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams = socket.socket(family(address), socket.SOCK_DGRAM)
     datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     datagrams.connect((address, ECHO))
     datagrams.setblocking(False)
@@ -163,7 +174,7 @@ def send(address, seconds):
 
 def peer(address, port, kind):
     if kind == "udp":
-        place = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        place = socket.socket(family(address), socket.SOCK_DGRAM)
         place.settimeout(3)
         place.sendto(b"?", (address, port))
         print(place.recv(64).decode())
@@ -174,8 +185,8 @@ def peer(address, port, kind):
 
 def main():
     words = sys.argv[1:]
-    if len(words) in (1, 2) and words[0] == "serve":
-        serve(words[1] if len(words) > 1 else "")
+    if words[:1] == ["serve"]:
+        serve(words[1:] or ["0.0.0.0", "::"])
     elif len(words) == 3 and words[0] == "send":
         send(words[1], float(words[2]))
     elif len(words) in (2, 3, 4) and words[0] == "peer":

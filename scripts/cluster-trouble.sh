@@ -247,8 +247,6 @@ is_refused() {
     jq -e --arg cidr "$2" '.store.refused_subnet == $cidr' <<<"$(on_weft "$1" weft status -o json)"
 }
 
-pod_cidr() { kubectl get node "$1" -o jsonpath='{.spec.podCIDR}'; }
-
 has_pod_cidr() { [[ -n $(pod_cidr "$1") ]]; }
 
 # What is left lets flanneld start: no route to the whole network.

@@ -19,12 +19,13 @@ cluster_up() {
         for node in "${NODES[@]}"; do
             number=$((number + 1))
             say "cluster: $node"
-            node_up "$node" "172.30.0.$number" "$1"
+            node_up "$node" "$number" "$1"
         done
     fi
     # On the cable's far side, where nothing knows pods.
     nsenter --target "${MACHINE[control]}" --net --pid \
-        python3 "$REPO/scripts/cluster-traffic.py" serve "$OUTSIDE_ADDRESS" >"$RUN/outside.log" 2>&1 </dev/null &
+        python3 "$REPO/scripts/cluster-traffic.py" serve "$OUTSIDE_ADDRESS" "$OUTSIDE_ADDRESS_V6" \
+        >"$RUN/outside.log" 2>&1 </dev/null &
     LAUNCHERS+=($!)
     # It ends with the machine, which is no news.
     disown $!
@@ -39,12 +40,15 @@ readonly SURGE_MINOR=22
 has_surge() { ((MINOR >= SURGE_MINOR)); }
 
 # manifest BACKEND: the manifest, with the backend that a user would write into its ConfigMap, and
-# for udp-fast the arguments that have the kernel carry the packets, without a weftd as well. An
+# for udp-fast the arguments that have the kernel carry the packets, without a weftd as well, and
+# with --dual the network of IPv6. An
 # older Kubernetes gets it without the lines that the manifest says are to be deleted there.
 manifest() {
     local edits=(-e "s/\"Type\": \"vxlan\"/\"Type\": \"${1%-fast}\"/")
     [[ $1 != udp-fast ]] ||
         edits+=(-e 's/^\( *\)- "--kube-subnet-mgr"$/&\n\1- "--fast-path=on"\n\1- "--keep-tunnel"/')
+    [[ $dual == no ]] ||
+        edits+=(-e "s,^\( *\)\"Network\": .*,&\n\1\"EnableIPv6\": true\,\n\1\"IPv6Network\": \"$POD_NETWORK_V6\"\,,")
     has_surge || edits+=(-e '/^  updateStrategy:$/,/^      maxUnavailable: 0$/d')
     sed "${edits[@]}" "$REPO/deploy/kubernetes/weft.yml"
 }
