@@ -71,31 +71,29 @@ impl Egress {
         debug_assert!(self.pending.is_none(), "resume first");
         context.stats.reads.add(1);
         self.current = packet;
-        let Some(bytes) = packet.of_mut(arena) else {
-            return drop_one(context, &[], DropReason::InternalError);
-        };
-        #[cfg(test)]
-        super::tests::trip(bytes);
-        match context.leased_v6(bytes) {
-            None => self.take(context, &context.local.v4, arena, vnet_header, packet),
-            Some(leased) => self.take_apart(context, leased, arena, vnet_header, packet),
+        self.take(context, &context.local.v4, arena, vnet_header)
+    }
+
+    /// What a parser refuses. A packet of IPv6 is for the other parser, which never gives this
+    /// reason, if this host has that family. Out of line: both families in one function would be
+    /// too much for the registers, and cost IPv4 a tenth of its instructions.
+    #[inline(never)]
+    fn refused(
+        &mut self,
+        reason: DropReason,
+        context: &Context<'_>,
+        arena: &mut [u8],
+        vnet_header: &[u8; VNET_HEADER_BYTES],
+    ) -> Result<(), Full> {
+        match &context.local.v6 {
+            Some(leased) if reason == DropReason::Ipv6 => {
+                self.take(context, leased, arena, vnet_header)
+            }
+            _ => drop_one(context, self.current.of(arena).unwrap_or_default(), reason),
         }
     }
 
-    /// As [`Self::take`], out of line: both families in one function would be too much for the
-    /// registers, and cost IPv4 a tenth of its instructions.
-    #[inline(never)]
-    fn take_apart<A: Routed>(
-        &mut self,
-        context: &Context<'_>,
-        leased: &Leased<A>,
-        arena: &mut [u8],
-        vnet_header: &[u8; VNET_HEADER_BYTES],
-        packet: Span,
-    ) -> Result<(), Full> {
-        self.take(context, leased, arena, vnet_header, packet)
-    }
-
+    /// Decides on the current packet, and plans its sends if it may travel.
     #[inline(always)]
     fn take<A: Routed>(
         &mut self,
@@ -103,14 +101,16 @@ impl Egress {
         leased: &Leased<A>,
         arena: &mut [u8],
         vnet_header: &[u8; VNET_HEADER_BYTES],
-        packet: Span,
     ) -> Result<(), Full> {
+        let packet = self.current;
         let Some(bytes) = packet.of_mut(arena) else {
             return drop_one(context, &[], DropReason::InternalError);
         };
+        #[cfg(test)]
+        super::tests::trip(bytes);
         let header = match Header::<A>::parse(bytes) {
             Ok(header) => header,
-            Err(reason) => return drop_one(context, bytes, reason),
+            Err(reason) => return self.refused(reason, context, arena, vnet_header),
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Span { bytes: u32::from(header.total_bytes), ..packet };

@@ -40,6 +40,8 @@ pub struct Ingress {
     pending: Option<GroBatch>,
     /// Where in the arena the datagram lies that was decided on last.
     pub current: Span,
+    /// What was let in of this batch; forgotten where another begins.
+    known: KnownPairs,
     delivered: Delivered,
 }
 
@@ -54,7 +56,7 @@ pub struct Delivered {
     pub source: Option<IpAddr>,
 }
 
-/// What was let in of a batch.
+/// Of each family.
 #[derive(Default)]
 struct KnownPairs {
     v4: Known<Ipv4Addr>,
@@ -70,6 +72,7 @@ impl Ingress {
             shedder: Shedder::new(),
             pending: None,
             current: Span::default(),
+            known: KnownPairs::default(),
             delivered: Delivered::default(),
         }
     }
@@ -134,7 +137,7 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        let mut known = KnownPairs::default();
+        self.known = KnownPairs::default();
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
@@ -144,49 +147,35 @@ impl Ingress {
                 0 => batch.span.bytes,
                 segment_bytes => batch.span.bytes.min(segment_bytes),
             };
-            let datagram = Span { offset: batch.span.offset, bytes };
+            self.current = Span { offset: batch.span.offset, bytes };
             batch.span.offset += bytes;
             batch.span.bytes -= bytes;
-            self.packet(context, arena, &batch, datagram, &mut known);
+            self.take(context, &context.local.v4, arena, &batch, |it| &mut it.known.v4);
         }
         Ok(())
     }
 
-    fn packet(
+    /// What a parser refuses: as on the other way, a packet of IPv6 or a drop, and out of line.
+    #[inline(never)]
+    fn refused(
         &mut self,
+        reason: DropReason,
         context: &Context<'_>,
         arena: &mut [u8],
         batch: &GroBatch,
-        datagram: Span,
-        known: &mut KnownPairs,
     ) {
-        self.current = datagram;
-        let bytes = datagram.of(arena).unwrap_or_default();
-        #[cfg(test)]
-        super::tests::trip(bytes);
-        match context.leased_v6(bytes) {
-            None => self.take(context, &context.local.v4, arena, batch, datagram, &mut known.v4),
-            Some(leased) => {
-                self.take_apart(context, leased, arena, batch, datagram, &mut known.v6);
+        match &context.local.v6 {
+            Some(leased) if reason == DropReason::Ipv6 => {
+                self.take(context, leased, arena, batch, |it| &mut it.known.v6);
+            }
+            _ => {
+                let bytes = self.current.of(arena).unwrap_or_default();
+                context.drop(reason, 1, Some(batch.sender), bytes);
             }
         }
     }
 
-    /// As [`Self::take`], out of line: both families in one function would be too much for the
-    /// registers.
-    #[inline(never)]
-    fn take_apart<A: Routed>(
-        &mut self,
-        context: &Context<'_>,
-        leased: &Leased<A>,
-        arena: &mut [u8],
-        batch: &GroBatch,
-        datagram: Span,
-        known: &mut Known<A>,
-    ) {
-        self.take(context, leased, arena, batch, datagram, known);
-    }
-
+    /// Decides on the current datagram, and has it written if it may travel.
     #[inline(always)]
     fn take<A: Routed>(
         &mut self,
@@ -194,15 +183,17 @@ impl Ingress {
         leased: &Leased<A>,
         arena: &mut [u8],
         batch: &GroBatch,
-        datagram: Span,
-        known: &mut Known<A>,
+        known: impl FnOnce(&mut Self) -> &mut Known<A>,
     ) {
+        let datagram = self.current;
         let Some(bytes) = datagram.of_mut(arena) else {
             return context.stats.drop(DropReason::InternalError, 1);
         };
+        #[cfg(test)]
+        super::tests::trip(bytes);
         let mut header = match Header::<A>::parse(bytes) {
             Ok(header) => header,
-            Err(reason) => return context.drop(reason, 1, Some(batch.sender), bytes),
+            Err(reason) => return self.refused(reason, context, arena, batch),
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Span { bytes: u32::from(header.total_bytes), ..datagram };
@@ -214,7 +205,7 @@ impl Ingress {
         }
         let Context { local, table, .. } = context;
         let (host, sender) = (context.host(leased), batch.sender);
-        let ecn = match decide::ingress(host, sender, batch.ecn, &header, bytes, known) {
+        let ecn = match decide::ingress(host, sender, batch.ecn, &header, bytes, known(self)) {
             Ok(ecn) => ecn,
             Err(Refusal { reason, answer }) => {
                 context.drop(reason, 1, Some(sender), bytes);

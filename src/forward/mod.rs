@@ -22,9 +22,8 @@ pub use reply::Replies;
 
 pub use crate::packet::limiter::IcmpLimiter;
 
-use std::net::{Ipv6Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
-use crate::packet::Family as _;
 use crate::route::{Routed, Table};
 use crate::stats::{DirectionStats, DropReason, DroppedPacket};
 
@@ -48,14 +47,6 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub(crate) fn host<A: Routed>(&self, leased: &'a Leased<A>) -> Host<'a, A> {
         Host { local: self.local, leased, table: self.table }
-    }
-
-    /// This host's IPv6, if there is any and `packet` is of that version: all
-    /// others are for IPv4's parser, which tells the versions apart.
-    #[inline(always)]
-    pub(crate) fn leased_v6(&self, packet: &[u8]) -> Option<&'a Leased<Ipv6Addr>> {
-        let is_ipv6 = packet.first().is_some_and(|byte| byte >> 4 == Ipv6Addr::VERSION);
-        self.local.v6.as_ref().filter(|_| is_ipv6)
     }
 
     /// Counts `packets` dropped for `reason`: those that `bytes`, from or to `peer`, stand for.

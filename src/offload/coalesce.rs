@@ -95,7 +95,7 @@ impl FlowKey {
     }
 
     fn addresses<A: Family>(header: &Header<A>) -> u64 {
-        header.source.sum().rotate_left(32) ^ header.destination.sum()
+        header.source.folded().rotate_left(32) ^ header.destination.folded()
     }
 }
 

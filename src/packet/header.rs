@@ -103,6 +103,12 @@ pub trait Family: IpAddress {
     /// The sum of the address, not folded: at most nine times 2^32.
     fn sum(self) -> u64;
 
+    /// 64 bits that tell nearly all addresses apart, and those of IPv4 surely.
+    #[inline]
+    fn folded(self) -> u64 {
+        self.sum()
+    }
+
     /// Whether one look tells that the address is in none of the classes below, as nearly all are.
     fn is_ordinary(self) -> bool;
 

@@ -110,10 +110,9 @@ impl Family for Ipv6Addr {
             let chain = Chain::of(whole, protocol).ok_or(DropReason::BadHeaderLength)?;
             (header_bytes, protocol, fragment) = (chain.end as u16, chain.protocol, chain.fragment);
         }
-        let [_, addresses @ ..] = fixed.as_chunks::<8>().0 else { return Err(DropReason::Runt) };
         let address = |at: usize| {
-            let half = |at: usize| addresses.get(at).map_or(0, |it| u64::from_be_bytes(*it));
-            Self::from_bits(u128::from(half(at)) << 64 | u128::from(half(at + 1)))
+            let bytes = fixed.get(at..).and_then(|rest| rest.first_chunk::<16>());
+            Self::from(bytes.copied().unwrap_or_default())
         };
         Ok(Header {
             header_bytes,
@@ -125,8 +124,8 @@ impl Family for Ipv6Addr {
             fragment_offset_bytes: fragment.0,
             ttl: fixed[7],
             protocol,
-            source: address(0),
-            destination: address(2),
+            source: address(8),
+            destination: address(24),
         })
     }
 
@@ -166,6 +165,13 @@ impl Family for Ipv6Addr {
         let octets = self.octets();
         let (words, _) = octets.as_chunks::<4>();
         words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum()
+    }
+
+    #[inline]
+    fn folded(self) -> u64 {
+        let octets = self.octets();
+        let (halves, _) = octets.as_chunks::<8>();
+        halves.iter().fold(0_u64, |folded, half| folded.rotate_left(19) ^ u64::from_ne_bytes(*half))
     }
 
     /// Global unicast (2000::/3) and unique local (fc00::/7).

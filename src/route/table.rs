@@ -138,7 +138,7 @@ impl Table {
     }
 
     /// Where packets to `destination` go: the address of the peer that [`Self::lookup`] finds.
-    #[inline]
+    #[inline(always)]
     pub fn tunnel_address<A: Routed>(&self, destination: A) -> Option<SocketAddrV4> {
         let routes = A::routes(self);
         routes.tunnel_addresses.get(routes.lookup.index(destination) as usize).copied()
@@ -182,7 +182,7 @@ impl<A: IpAddress> Routes<A> {
 
 impl<A: IpAddress> Lookup<A> {
     /// The peer's index, or `u32::MAX` if there is no route.
-    #[inline]
+    #[inline(always)]
     fn index(&self, destination: A) -> u32 {
         let slot = match self {
             Self::Dense { base, host_bits, slots } => {
