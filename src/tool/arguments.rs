@@ -1,7 +1,7 @@
 //! The words of `weft`. Help, manual pages and completions are made from these definitions.
 
 use std::ffi::OsString;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -194,8 +194,8 @@ pub(super) enum LeaseCommand {
         /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:0:7::/64 where nodes have both.
         #[arg(value_parser = subnets)]
         subnets: Prefixes,
-        /// The node's PublicIP.
-        public_ip: Ipv4Addr,
+        /// The node's PublicIP; its PublicIPv6 in a network without IPv4.
+        address: IpAddr,
         #[command(flatten)]
         store: StoreArguments,
     },

@@ -16,7 +16,7 @@ use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
 use crate::route::{self, Prefix, Table};
 use crate::stats::DropReason;
-use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
+use crate::status::{Lease, LeaseIpv4, Peer, PeerState, SCHEMA, Status, TunnelEnd};
 use crate::tool::arguments::Question;
 use crate::tool::style::Style;
 
@@ -51,7 +51,7 @@ type LastStep = Result<String, String>;
 
 /// What weftd says of itself, as far as it matters here.
 struct ThisHost<'a> {
-    lease: &'a Lease,
+    lease: LeaseIpv4,
     mtu_bytes: u16,
     underlay: SocketAddrV4,
     kind: BackendKind,
@@ -160,7 +160,7 @@ pub(super) fn render(explained: &Explained, style: Style) -> String {
 /// Where a packet is headed: `10.5.2.7 is in the lease 10.5.2.0/24 of 192.0.2.2:8285 (b)`.
 fn leased(address: Ipv4Addr, peer: &Peer) -> String {
     let name = peer.node.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-    format!("{address} is in the lease {} of {}{name}", peer.subnet, peer.via)
+    format!("{address} is in the lease {} of {}{name}", peer.shown_subnet(), peer.via)
 }
 
 fn dropped(reason: DropReason) -> String {
@@ -169,19 +169,21 @@ fn dropped(reason: DropReason) -> String {
 
 impl<'a> ThisHost<'a> {
     fn read(status: &'a Status, peers: &'a [Peer]) -> Option<Self> {
-        let lease = status.lease.as_ref()?;
-        let port = peers.first().map_or(UDP_PORT, |peer| peer.via.tunnel(UDP_PORT).port());
+        let Lease { mtu_bytes, .. } = *status.lease.as_ref()?;
+        let lease = status.lease.as_ref()?.ipv4()?;
+        let tunnel = peers.iter().find_map(|peer| peer.via.tunnel(UDP_PORT));
+        let port = tunnel.map_or(UDP_PORT, |tunnel| tunnel.port());
         let underlay = match status.tunnel {
             Some(TunnelEnd::Udp(address)) => address,
             Some(TunnelEnd::Vxlan { .. }) | None => SocketAddrV4::new(lease.public_ip, port),
         };
         let kind = status.backend.as_ref()?.kind?;
-        Some(Self { lease, mtu_bytes: lease.mtu_bytes.try_into().ok()?, underlay, kind, peers })
+        Some(Self { lease, mtu_bytes: mtu_bytes.try_into().ok()?, underlay, kind, peers })
     }
 
     fn explain(&self, question: &Question, steps: &mut Vec<String>) -> LastStep {
         let Question { source, destination, .. } = *question;
-        let Lease { network, subnet, .. } = self.lease;
+        let LeaseIpv4 { network, subnet, .. } = self.lease;
         match (subnet.contains(source), subnet.contains(destination)) {
             (true, true) => Ok(format!(
                 "both are in {subnet}, this host's subnet: its bridge carries it, weftd does not \
@@ -214,7 +216,7 @@ impl<'a> ThisHost<'a> {
         if self.kind.carried_by() == CarriedBy::Others {
             return None;
         }
-        let host = self.owner(far).filter(|_| subnet.contains(near))?.via.host();
+        let (_, host) = self.owner(far).filter(|_| subnet.contains(near))?.ipv4()?;
         Some(Asked {
             near,
             far,
@@ -229,8 +231,9 @@ impl<'a> ThisHost<'a> {
     }
 
     fn owner(&self, address: Ipv4Addr) -> Option<&Peer> {
-        let holding = self.peers.iter().filter(|peer| peer.subnet.contains(address));
-        holding.max_by_key(|peer| peer.subnet.length_bits())
+        let of = |peer: &&Peer| peer.subnet.filter(|subnet| subnet.contains(address));
+        let holding = self.peers.iter().filter_map(|peer| Some((of(&peer)?, peer)));
+        holding.max_by_key(|(subnet, _)| subnet.length_bits()).map(|(_, peer)| peer)
     }
 
     /// Whether what this host sends to it is not known to arrive.
@@ -281,7 +284,7 @@ impl<'a> ThisHost<'a> {
             "but that peer is {}: {}; try `weft ping {}`",
             peer.state.name().to_uppercase(),
             peer.why.as_deref().unwrap_or("it answers nothing"),
-            peer.subnet.network()
+            peer.subnet.map(|subnet| subnet.network().to_string()).unwrap_or_default()
         );
         if peer.state == PeerState::Unsendable { Err(state) } else { Ok(state) }
     }
@@ -322,7 +325,7 @@ impl<'a> ThisHost<'a> {
         let (header, packet) = packet(question, question.length_bytes);
         // What an honest owner sends passes the strict check; nobody else's does.
         let (local, table) = (self.local(owner.is_some()), self.table());
-        let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
+        let sender = owner.and_then(|owner| owner.via.tunnel(UDP_PORT)).unwrap_or(STRANGER);
         match decide::ingress(local.host(&table), sender, Ecn::NotEct, &header, &packet, &mut None)
         {
             Ok(_) if owner.is_none() => Ok(format!(
@@ -345,14 +348,15 @@ impl<'a> ThisHost<'a> {
     }
 
     fn local(&self, is_strict: bool) -> Local {
-        let Self { underlay, mtu_bytes, lease: Lease { network, subnet, .. }, .. } = *self;
-        let v4 = Leased { network: *network, subnet: *subnet };
+        let Self { underlay, mtu_bytes, lease: LeaseIpv4 { network, subnet, .. }, .. } = *self;
+        let v4 = Leased { network, subnet };
         Local { v4, v6: None, underlay, mtu_bytes, is_strict }
     }
 
     fn table(&self) -> Table {
         let used = self.peers.iter().filter(|peer| peer.state.is_sent_to());
-        let routed = used.map(|peer| route::Peer::new(peer.subnet, peer.via.tunnel(UDP_PORT)));
+        let routed = used
+            .filter_map(|peer| Some(route::Peer::new(peer.subnet?, peer.via.tunnel(UDP_PORT)?)));
         Table::build(routed.map(Arc::new).collect())
     }
 }
@@ -397,9 +401,9 @@ mod tests {
     fn status(kind: BackendKind) -> Status {
         Status {
             lease: Some(Lease {
-                network: "10.5.0.0/16".parse().unwrap(),
-                subnet: "10.5.1.0/24".parse().unwrap(),
-                public_ip: [192, 0, 2, 1].into(),
+                network: "10.5.0.0/16".parse().ok(),
+                subnet: "10.5.1.0/24".parse().ok(),
+                public_ip: Some([192, 0, 2, 1].into()),
                 mtu_bytes: 1472,
                 ipv6: None,
             }),

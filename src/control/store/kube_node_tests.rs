@@ -76,7 +76,7 @@ fn patch_contains_only_differences() {
     let found = parse(&node(vxlan(), json!({"podCIDR": "10.244.2.0/24"})));
     let lease = found.lease().unwrap().unwrap();
     assert_eq!(found.annotation_patch(&lease.attributes, P), None);
-    let udp = LeaseAttributes::udp(lease.attributes.public_ip);
+    let udp = LeaseAttributes::udp(lease.attributes.public_ip.unwrap());
     let expected = format!(
         r#"{{"metadata":{{"annotations":{{"{P}backend-data":"null","{P}backend-type":""}}}}}}"#
     );
