@@ -309,7 +309,7 @@ fn a_misspelt_value_is_refused() {
     for (value, complaint) in [
         ("podCIDR=10.1.0.0/16", "Additional property podCIDR is not allowed"),
         ("podCidr=10.1.0.0", "podCidr: Does not match pattern"),
-        ("podCidr=", "podCidr: Does not match pattern"),
+        ("podCidr=10.1.0.0/", "podCidr: Does not match pattern"),
         ("flannel.arg={--ip-masq}", "flannel: Additional property arg is not allowed"),
         ("flannel.image.name=x", "flannel.image: Additional property name is not allowed"),
         ("flannel.fast.workes=2", "flannel.fast: Additional property workes is not allowed"),
