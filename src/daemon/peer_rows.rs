@@ -13,7 +13,7 @@ use crate::control::lease::{Lease, Lifetime};
 use crate::control::status::Names;
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
-use crate::route::Prefixes;
+use crate::route::{self, Prefixes};
 use crate::stats::WorkerStats;
 use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
 
@@ -33,12 +33,14 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     match &running.view.workers {
         Some(Workers { stats, routes, taken, .. }) => {
             let (table, spread) = (routes.table.load(), routes.spread.load());
+            let reached = |peer: &route::Peer| (peer.address, peer.subnet_v6.is_some());
             let mtu_bytes = running.view.state.borrow().mtu_bytes;
             let in_use: BTreeMap<_, _> =
-                table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
+                table.peers().iter().map(|peer| (peer.subnet, reached(peer))).collect();
             for row in &mut rows {
                 let in_use = row.subnet.and_then(|subnet| Some((subnet, in_use.get(&subnet)?)));
-                let Some((subnet, address)) = in_use else { continue };
+                let Some((subnet, (address, has_ipv6))) = in_use else { continue };
+                row.ipv6_via = has_ipv6.then_some(Via::Tunnel(*address));
                 let via = Via::Tunnel(*address);
                 (row.via, row.state, row.why) = (via, PeerState::Idle, None);
                 asked(row, &reachability, *address.ip(), Some(address.port()));
@@ -168,8 +170,11 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
             (PeerState::OtherBackend, Some(why))
         }
     };
+    let has_way = kind.has_ipv6_underlay() && lease.subnets.v6().is_some();
+    let ipv6_host = lease.attributes.public_ipv6.filter(|_| has_way);
+    let ipv6_via = ipv6_host.map(|host| Via::Host(host.into()));
     let (backend, peer) = (Some(other.to_string()), Peer::new(lease.subnets, node, via, state));
-    Peer { backend, lease_expires_unix, why, ..peer }
+    Peer { ipv6_via, backend, lease_expires_unix, why, ..peer }
 }
 
 /// What the kernel's programs took.

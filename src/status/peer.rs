@@ -121,6 +121,9 @@ pub struct Peer {
     pub node: Option<String>,
     /// Where its packets go: an address, for udp with the port.
     pub via: Via,
+    /// Where its IPv6 packets go, the same way; nothing if none go there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ipv6_via: Option<Via>,
     /// The backend of its lease. Since schema 2.
     pub backend: Option<String>,
     /// When its lease ends, in seconds since 1970; nothing for ever, or where the store does not
@@ -174,6 +177,7 @@ impl Peer {
             ipv6_subnet: subnets.v6(),
             node,
             via,
+            ipv6_via: None,
             backend: None,
             lease_expires_unix: None,
             state,

@@ -160,14 +160,14 @@ pub(super) struct CheckArguments {
 #[derive(Debug, Clone, Copy, Args, Serialize)]
 pub(super) struct Question {
     /// Where the packet comes from, such as a pod's address.
-    pub(super) source: Ipv4Addr,
-    /// Where it goes.
-    pub(super) destination: Ipv4Addr,
-    /// Bytes of the IPv4 packet, header included.
+    pub(super) source: IpAddr,
+    /// Where it goes, by the same family.
+    pub(super) destination: IpAddr,
+    /// Bytes of the packet, header included.
     #[arg(long = "length", value_name = "BYTES", default_value_t = 84,
           value_parser = clap::value_parser!(u16).range(20..))]
     pub(super) length_bytes: u16,
-    /// It may not be fragmented, as TCP asks for.
+    /// It may not be fragmented, as TCP asks for; IPv6's never are on their way.
     #[arg(long = "df")]
     pub(super) dont_fragment: bool,
 }

@@ -4,7 +4,7 @@
 mod conclusions;
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -60,7 +60,16 @@ pub(super) fn run(
     let kind = status.backend.as_ref().and_then(|backend| backend.kind);
     let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
     // Without a device the host's own address would be the source, which is no pod's.
-    let subnet = lease.subnet.context("the network has no IPv4, and these echoes go over that")?;
+    let subnet = lease.subnet.context(
+        "the network has no IPv4, and these echoes go over that: `weft peers` says whether the \
+         peers are set up, and `weft explain` what becomes of a packet",
+    )?;
+    if let Some(address) = node.and_then(|name| name.parse::<Ipv6Addr>().ok()) {
+        bail!(
+            "these echoes go over IPv4: name the node by its IPv4 address or subnet, or ask \
+             `weft explain` what becomes of packets to {address}"
+        );
+    }
     let gateway = (!has_device(kind)).then(|| subnet.first_host());
     if let Some(name) = node
         && name.parse().is_ok_and(|address| subnet.contains(address))

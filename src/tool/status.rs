@@ -88,9 +88,11 @@ fn next(status: &Status) -> Option<&'static str> {
     } else if is(|state| state == PeerState::InGrace) {
         Some("a new peer has not answered yet: ask again in 15 s")
     } else {
-        (status.verdict.state == State::Ready).then_some(
-            "if pods can't reach one of another host all the same: `weft ping` its address",
-        )
+        let has_echoes = status.lease.as_ref().is_none_or(|lease| lease.subnet.is_some());
+        (status.verdict.state == State::Ready).then_some(match has_echoes {
+            true => "if pods can't reach one of another host all the same: `weft ping` its address",
+            false => "if pods can't reach one of another host all the same: `weft explain` both",
+        })
     }
 }
 

@@ -216,7 +216,7 @@ async fn pods_refused(facts: &Facts, host: Ipv4Addr, subnet: Prefix) -> Option<S
     let [from, to] = [subnet, facts.lease()?.subnet?].map(first_pod);
     let device = facts.link(facts.comes_by()?)?.id.index;
     or_refused(netlink::path_to(to).await).ok()?.ok()?;
-    let by = way_in(from, host, Some(device)).await.ok()??;
+    let by = way_in(from, host.into(), Some(device)).await.ok()??;
     let path = netlink::path_of_forwarded(from, to, by, 0).await;
     let error = or_refused(path).ok()?.err()?;
     let is_told = matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::INVAL));

@@ -105,6 +105,18 @@ impl Site {
         text(&output.stdout) + &text(&output.stderr)
     }
 
+    /// That `weft explain` says what the kernel does.
+    fn assert_explained(&self, pods: &[String]) {
+        for ends in [[&pods[0], &pods[1]], [&pods[1], &pods[0]]] {
+            let told = self.weft(0, &["explain", ends[0], ends[1]]);
+            assert!(told.contains(": goes\n"), "the kernel carries it, and weft says: {told}");
+        }
+        self.lab.hosts[0].exec(&["ip", "-6", "route", "add", "blackhole", &pods[1]]);
+        let told = self.weft(0, &["explain", &pods[0], &pods[1]]);
+        assert!(told.contains("ip -6 route get"), "the kernel drops it, and weft says: {told}");
+        self.lab.hosts[0].exec(&["ip", "-6", "route", "del", "blackhole", &pods[1]]);
+    }
+
     /// That the hosts have neither routes nor addresses of IPv4, but the loopback's.
     fn assert_no_ipv4(&self) {
         for host in &self.lab.hosts {
@@ -164,6 +176,8 @@ fn each_backend_of_the_kernels_carries_ipv6_alone() {
         assert!(shown.contains(&network(&site.subnets[0])) && shown.contains("fd99::1"), "{shown}");
         let shown = site.weft(0, &["peers"]);
         assert!(shown.contains(&network(&site.subnets[1])) && shown.contains("fd99::2"), "{shown}");
+
+        site.assert_explained(&pods);
 
         // The other node's next address, and a restart, cost nobody the subnet.
         site.lab.hosts[1].exec(&["ip", "address", "add", "fd99::12/64", "dev", "wire0", "nodad"]);
