@@ -17,13 +17,14 @@
 
 readonly UNDERLAY=(- 172.20.0.1 172.20.0.2)
 readonly LAB_NETWORK=10.5.0.0/16
-# With LAB_IPV6 hosts and pods have addresses of both families.
+# Of which families hosts and pods have addresses: 4, 6 or both.
+LAB_FAMILIES=${LAB_FAMILIES:-4}
 readonly UNDERLAY_V6=(- fd99::1 fd99::2)
 readonly LAB_NETWORK_V6=fd00:5::/48
 # Subnets for the planes that have no daemon to choose them, spelled as in subnet.env.
 readonly FIXED_SUBNET=(- 10.5.1.1/24 10.5.2.1/24)
 readonly TUNNEL_PORT=8285
-readonly STORE_ADDRESS=172.21.0.254
+readonly STORE_ADDRESS=172.21.0.254 STORE_ADDRESS_V6=fd98::254
 # What a header of the plane takes from the underlay's MTU of 1500.
 readonly MTU_PLAIN=1500 MTU_VXLAN=1450 MTU_UDP=1472
 
@@ -31,6 +32,8 @@ LAB=
 LABS=()
 LAB_PIDS=()
 WEFTD_PID=() # of the lab made last, by host
+
+lab_has() { [[ " $LAB_FAMILIES " == *" $1 "* ]]; }
 
 # in_ns NAME COMMAND...: runs COMMAND in the namespace $LAB-NAME.
 in_ns() {
@@ -59,10 +62,12 @@ lab_up() {
     done
     ip link add wire0 netns "$LAB-h1" mtu 1500 type veth peer name wire0 mtu 1500 netns "$LAB-h2"
     for end in 1 2; do
-        in_ns "h$end" sysctl -qw net.ipv4.ip_forward=1
-        in_ns "h$end" ip address add "${UNDERLAY[end]}/24" dev wire0
         in_ns "h$end" ip link set wire0 up
-        if [[ -n ${LAB_IPV6:-} ]]; then
+        if lab_has 4; then
+            in_ns "h$end" sysctl -qw net.ipv4.ip_forward=1
+            in_ns "h$end" ip address add "${UNDERLAY[end]}/24" dev wire0
+        fi
+        if lab_has 6; then
             in_ns "h$end" sysctl -qw net.ipv6.conf.all.forwarding=1
             in_ns "h$end" ip address add "${UNDERLAY_V6[end]}/64" dev wire0 nodad
         fi
@@ -100,11 +105,13 @@ lab_pods() {
     done
 }
 
-# lab_pods_v6 DIR: the same of IPv6, by FLANNEL_IPV6_SUBNET, whose gateways end in ::1.
+# lab_pods_v6 DIR MTU: the same of IPv6, by FLANNEL_IPV6_SUBNET, whose gateways end in ::1.
 lab_pods_v6() {
     local end subnet gateway
     for end in 1 2; do
         subnet=$(env_value "$1/h$end/subnet.env" FLANNEL_IPV6_SUBNET) gateway=${subnet%/*}
+        in_ns "h$end" ip link set pod0 mtu "$2" up
+        in_ns "p$end" ip link set eth0 mtu "$2" up
         in_ns "h$end" ip address replace "$subnet" dev pod0 nodad
         in_ns "p$end" ip address replace "${gateway%1}2/${subnet#*/}" dev eth0 nodad
         in_ns "p$end" ip -6 route replace default via "$gateway"
@@ -185,7 +192,7 @@ lab_plane_weft() {
     for end in 1 2; do
         mkdir -p "$dir/h$end"
         spawn_in "h$end" "$dir/h$end/weftd.log" "$program" "$@" \
-            --iface "${UNDERLAY[end]}" --subnet-file "$dir/h$end/subnet.env" \
+            --iface wire0 --subnet-file "$dir/h$end/subnet.env" \
             --status-socket "$dir/h$end/weft.sock" \
             --iptables-forward-rules="${LAB_FORWARD_RULES:-false}"
         WEFTD_PID[end]=$SPAWNED
@@ -200,8 +207,8 @@ lab_plane_weft() {
         subnet[end]=$(env_value "$dir/h$end/subnet.env" FLANNEL_SUBNET)
     done
     mtu=$(env_value "$dir/h1/subnet.env" FLANNEL_MTU)
-    lab_pods "${subnet[1]}" "${subnet[2]}" "$mtu"
-    [[ -z ${LAB_IPV6:-} ]] || lab_pods_v6 "$dir"
+    ! lab_has 4 || lab_pods "${subnet[1]}" "${subnet[2]}" "$mtu"
+    ! lab_has 6 || lab_pods_v6 "$dir" "$mtu"
 }
 
 # weft_status DIR HOST FILTER: what weftd of that host says of itself, by jq's FILTER.
@@ -248,29 +255,35 @@ local_store() {
 }
 
 network_config() {
-    local ipv6=${LAB_IPV6:+"\"EnableIPv6\":true,\"IPv6Network\":\"$LAB_NETWORK_V6\","}
-    printf '{"Network":"%s",%s"Backend":{"Type":"%s"}}\n' "$LAB_NETWORK" "$ipv6" "${1:-udp}"
+    local v4='"EnableIPv4":false,' v6=
+    ! lab_has 4 || v4="\"Network\":\"$LAB_NETWORK\","
+    ! lab_has 6 || v6="\"EnableIPv6\":true,\"IPv6Network\":\"$LAB_NETWORK_V6\","
+    printf '{%s%s"Backend":{"Type":"%s"}}\n' "$v4" "$v6" "${1:-udp}"
 }
 
 env_value() { sed -n "s/^$2=//p" "$1"; }
 
 # lab_store_up DIR [BACKEND]: a private etcd in a namespace of its own, reachable from both hosts at
-# http://$STORE_ADDRESS:2379, holding the lab's network configuration.
+# STORE_URL, holding the lab's network configuration.
 lab_store_up() {
-    local dir=$1 end url="http://$STORE_ADDRESS:2379"
+    local dir=$1 end
+    STORE_URL="http://$STORE_ADDRESS:2379"
+    lab_has 4 || STORE_URL="http://[$STORE_ADDRESS_V6]:2379"
     ip netns add "$LAB-store"
     in_ns store ip link set lo up
     in_ns store ip link add br0 type bridge
-    in_ns store ip address add "$STORE_ADDRESS/24" dev br0
+    ! lab_has 4 || in_ns store ip address add "$STORE_ADDRESS/24" dev br0
+    ! lab_has 6 || in_ns store ip address add "$STORE_ADDRESS_V6/64" dev br0 nodad
     in_ns store ip link set br0 up
     for end in 1 2; do
         ip link add mgmt0 netns "$LAB-h$end" type veth peer name "h$end" netns "$LAB-store"
         in_ns store ip link set "h$end" master br0 up
-        in_ns "h$end" ip address add "172.21.0.$end/24" dev mgmt0
         in_ns "h$end" ip link set mgmt0 up
+        ! lab_has 4 || in_ns "h$end" ip address add "172.21.0.$end/24" dev mgmt0
+        ! lab_has 6 || in_ns "h$end" ip address add "fd98::$end/64" dev mgmt0 nodad
     done
-    spawn_in store "$dir/etcd.log" etcd --data-dir "$dir/etcd" --listen-client-urls "$url" \
-        --advertise-client-urls "$url" --listen-peer-urls http://127.0.0.1:2380 \
+    spawn_in store "$dir/etcd.log" etcd --data-dir "$dir/etcd" --listen-client-urls "$STORE_URL" \
+        --advertise-client-urls "$STORE_URL" --listen-peer-urls http://127.0.0.1:2380 \
         --initial-advertise-peer-urls http://127.0.0.1:2380 \
         --initial-cluster default=http://127.0.0.1:2380
     wait_until 15 "etcd; log: $dir/etcd.log" lab_etcdctl endpoint health
@@ -278,7 +291,7 @@ lab_store_up() {
 }
 
 lab_etcdctl() {
-    ETCDCTL_API=3 in_ns store etcdctl --endpoints "http://$STORE_ADDRESS:2379" "$@"
+    ETCDCTL_API=3 in_ns store etcdctl --endpoints "$STORE_URL" "$@"
 }
 
 # lab_reachable: a packet crosses from pod to pod, both ways.
@@ -288,7 +301,7 @@ lab_reachable() {
 
 pods_answer() {
     local family
-    for family in 4 ${LAB_IPV6:+6}; do
+    for family in $LAB_FAMILIES; do
         in_ns p1 ping -qc1 -W1 "$(pod_address 2 "$family")" || return
         in_ns p2 ping -qc1 -W1 "$(pod_address 1 "$family")" || return
     done

@@ -5,6 +5,7 @@
 
 use std::net::Ipv4Addr;
 
+use weft::config::options::is_host_address;
 use weft::control::cache::{BYTES_MAX, Expected, parse, render, seal};
 use weft::route::Prefixes;
 
@@ -21,20 +22,19 @@ pub(crate) fn run(data: &[u8]) {
         store: STORE,
         networks,
         subnets: prefixes("10.5.100.0/24"),
-        public_ip: Ipv4Addr::new(192, 0, 2, 1),
+        address: Ipv4Addr::new(192, 0, 2, 1).into(),
         now_unix: 1_795_225_924,
     };
     let Ok(cache) = parse(file, &expected) else { return };
     let known = &cache.known;
     assert_eq!((cache.config.networks(), known.own.subnets), (networks, expected.subnets));
-    assert_eq!(known.own.attributes.public_ip, expected.public_ip);
+    assert_eq!(known.own.attributes.node_address(), expected.address);
     for (subnets, peer) in known.peers.iter() {
         assert_eq!(subnets.within(networks), Some(*subnets));
         assert!(!subnets.overlaps(expected.subnets), "{subnets}");
         assert_eq!(peer.subnets, *subnets);
-        let address = peer.attributes.public_ip;
-        assert!(!address.is_loopback() && !address.is_multicast() && address != expected.public_ip);
-        assert!(!address.is_broadcast() && address.octets()[0] != 0, "{address}");
+        let address = peer.attributes.node_address();
+        assert!(is_host_address(address) && address != expected.address, "{address}");
     }
     let neighbours = known.peers.keys().zip(known.peers.keys().skip(1));
     assert!(neighbours.into_iter().all(|(one, other)| !one.overlaps(*other)));

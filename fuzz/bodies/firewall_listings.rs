@@ -12,7 +12,7 @@ use weft::netfilter::diff::Trigger;
 use weft::netfilter::guard::{self, TunnelGuard};
 use weft::netfilter::rules::{Family, Purpose, Rule, Wanted};
 use weft::netfilter::{iptables, nftables};
-use weft::route::{Prefix, Prefixes};
+use weft::route::Prefixes;
 use weft::status::TunnelEnd;
 
 type Chains = Vec<(Purpose, Vec<Rule>)>;
@@ -131,15 +131,13 @@ fn nft(json: &str, wanted: &Wanted, family: Family, trigger: Trigger) {
         for line in input.lines() {
             let of = |family: &str| line.strip_prefix("delete table ")?.strip_prefix(family);
             let name = of("ip ").or_else(|| of("ip6 ")).expect("a table of a family");
-            let network = name.rsplit_once("guard-").map(|(_, key)| Prefix::from_key(key));
-            let network = network.and_then(Result::ok).expect("a table of a network");
-            assert_eq!(name, guard::table_name(network));
+            assert!(guard::is_guard("ip", name), "a table of a network: {name}");
         }
     }
     let Ok(found) = guard::ListedGuard::parse(json) else { return };
     let network = wanted.networks.v4().expect("a network of IPv4");
     let wanted = TunnelGuard {
-        table: guard::table_name(network),
+        table: guard::table_name(network.into()),
         tunnel: TunnelEnd::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
         network,
         peers: BTreeSet::from([Ipv4Addr::new(192, 0, 2, 2), Ipv4Addr::new(192, 0, 2, 3)]),

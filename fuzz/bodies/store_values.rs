@@ -4,7 +4,9 @@
 //! network's configuration; `subnet.env`; a key. What is accepted must be read back the same
 //! from what is written of it.
 
-use weft::config::network::{NetworkConfig, UdpBackendConfig, VxlanBackendConfig};
+use weft::config::network::{
+    ConfigFamily, NetworkConfig, SubnetRange, UdpBackendConfig, VxlanBackendConfig,
+};
 use weft::config::subnet_file::{Previous, SubnetFile};
 use weft::control::choose::free_subnets;
 use weft::control::lease::{Lease, LeaseAttributes};
@@ -37,22 +39,22 @@ fn lease(data: &[u8]) {
     assert_eq!(again, attributes);
 }
 
+fn free<A: ConfigFamily>(range: &SubnetRange<A>) {
+    for subnet in free_subnets(range, Vec::new(), SUBNETS_MAX) {
+        assert!(range.network.covers(subnet) && range.leasable(subnet), "{subnet}");
+    }
+}
+
 fn configuration(data: &[u8]) {
     let Ok(config) = NetworkConfig::parse(data) else { return };
     let written = serde_json::to_vec(&config.to_json()).expect("a value can be written");
     let again = NetworkConfig::parse(&written).expect("what was written can be read");
     // Numbers of settings that are no integers may come back one bit off.
     let bounds = |config: &NetworkConfig| {
-        (config.v4, config.v6, config.enable_nftables, config.backend.kind.clone())
+        (config.ranges, config.enable_nftables, config.backend.kind.clone())
     };
     assert_eq!(bounds(&again), bounds(&config));
-    for subnet in free_subnets(&config.v4, Vec::new(), SUBNETS_MAX) {
-        assert!(config.v4.network.covers(subnet) && config.v4.leasable(subnet), "{subnet}");
-    }
-    let Some(v6) = config.v6 else { return };
-    for subnet in free_subnets(&v6, Vec::new(), SUBNETS_MAX) {
-        assert!(v6.network.covers(subnet) && v6.leasable(subnet), "{subnet}");
-    }
+    config.ranges.map(|range| free(&range), |range| free(&range));
     UdpBackendConfig::parse(&config.backend.settings).ok();
     VxlanBackendConfig::parse(&config.backend.settings).ok();
 }

@@ -12,6 +12,7 @@ use crate::host::overlay::OverlayError;
 
 use crate::backend::extension::command::CommandError;
 use crate::backend::handover::TakeOverError;
+use crate::backend::setup::NEEDS_IPV4;
 use crate::backend::udp::kernel_plane::attachment::AttachError;
 
 /// What a step of a start gives.
@@ -23,6 +24,9 @@ pub enum StartError {
     /// The interface leaves no sensible overlay MTU.
     #[error("no usable overlay MTU")]
     Mtu(#[from] MtuError),
+    /// Its datagrams go from one IPv4 address to another.
+    #[error("{NEEDS_IPV4}")]
+    NoIpv4,
     /// Routes between hosts need their real addresses.
     #[error(
         "the host-gw backend needs the interface's own address as {}, but they are {address} and \

@@ -6,6 +6,7 @@ mod hosts;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ use crate::control::changes::next_value;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
-use crate::route::Prefix;
+use crate::route::{Families, Prefix, Prefixes};
 
 use self::command::{CommandError, RUN_TIME_MAX, Variables, quote, run};
 use self::hosts::{Hosts, Peer, Task};
@@ -83,9 +84,13 @@ impl ExtensionBackend {
     pub async fn start(setup: &Setup, settings: ExtensionBackendConfig) -> StartResult<Self> {
         match &settings.post_startup {
             Some(command) => {
-                let v6 = setup.subnet_v6.zip(setup.attributes.public_ipv6);
-                let mut variables = addresses_of(setup.subnet, setup.attributes.public_ip, v6);
-                variables.push(("NETWORK", setup.network.to_string()));
+                let LeaseAttributes { public_ip, public_ipv6, .. } = setup.attributes;
+                let v4 = setup.subnets.v4().zip(public_ip);
+                let mut variables = addresses_of(v4, setup.subnets.v6().zip(public_ipv6));
+                variables.extend([
+                    ("NETWORK", shown(setup.networks.v4())),
+                    ("IPV6NETWORK", shown(setup.networks.v6())),
+                ]);
                 run_and_log(command, &variables, "").await?;
             }
             None => info!("No post startup command configured - skipping"),
@@ -141,8 +146,8 @@ async fn follow_interface(
 
 /// As many as at the start.
 fn own_addresses(external: &ExternalInterface) -> Vec<IpAddr> {
-    let v6 = external.v6.map(|v6| v6.address.into());
-    [external.address.into()].into_iter().chain(v6).collect()
+    let v4 = external.v4().map(|v4| v4.address.into());
+    v4.into_iter().chain(external.v6().map(|v6| v6.address.into())).collect()
 }
 
 async fn follow_leases(
@@ -180,15 +185,15 @@ async fn follow_leases(
     }
 }
 
-fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
+fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefixes, Peer> {
     let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
     for lease in reporter.of_kind(peers, KIND) {
-        match (Ipv4Addr::peer(lease), data_of(&lease.attributes)) {
-            (Some((subnet, public_ip)), Some(data)) => {
-                let peer = Peer { public_ip, v6: Ipv6Addr::peer(lease), data };
-                wanted.insert(subnet, peer);
+        let addresses = Families::new(Ipv4Addr::peer(lease), Ipv6Addr::peer(lease));
+        match addresses.zip(data_of(&lease.attributes)) {
+            Some((addresses, data)) => {
+                wanted.insert(lease.subnets.first(), Peer { addresses, data });
             }
-            (None, _) | (_, None) => unusable += 1,
+            None => unusable += 1,
         }
     }
     reporter.count(|done| {
@@ -204,9 +209,9 @@ async fn perform(
     settings: &ExtensionBackendConfig,
     task: Task,
 ) -> (Task, Option<Peer>, Option<CommandError>) {
-    let Task { subnet, from, to } = &task;
+    let Task { from, to, .. } = &task;
     if let Some(old) = from
-        && let Err(failure) = run_for(settings.subnet_remove.as_ref(), *subnet, old).await
+        && let Err(failure) = run_for(settings.subnet_remove.as_ref(), old).await
     {
         if to.is_none() {
             let applied = from.clone();
@@ -216,36 +221,35 @@ async fn perform(
         warn!("{failure}; going on with the new values");
     }
     let failure = match to {
-        Some(new) => run_for(settings.subnet_add.as_ref(), *subnet, new).await.err(),
+        Some(new) => run_for(settings.subnet_add.as_ref(), new).await.err(),
         None => None,
     };
     let applied = if failure.is_some() { None } else { to.clone() };
     (task, applied, failure)
 }
 
-async fn run_for(
-    command: Option<&CommandLine>,
-    subnet: Prefix,
-    peer: &Peer,
-) -> Result<(), CommandError> {
+async fn run_for(command: Option<&CommandLine>, peer: &Peer) -> Result<(), CommandError> {
     let Some(command) = command else { return Ok(()) };
-    let variables = addresses_of(subnet, peer.public_ip, peer.v6);
+    let variables = addresses_of(peer.addresses.v4(), peer.addresses.v6());
     run_and_log(command, &variables, &peer.data).await.map(drop)
 }
 
-/// A node's subnets and addresses, in flannel's words; empty of IPv6, if it has none.
+/// A node's subnets and addresses, in flannel's words; empty of a family that it has not.
 fn addresses_of(
-    subnet: Prefix,
-    public_ip: Ipv4Addr,
+    v4: Option<(Prefix, Ipv4Addr)>,
     v6: Option<(Prefix<Ipv6Addr>, Ipv6Addr)>,
 ) -> Variables {
-    let (subnet_v6, public_ipv6) = v6.unzip();
+    let ((subnet, public_ip), (subnet_v6, public_ipv6)) = (v4.unzip(), v6.unzip());
     vec![
-        ("SUBNET", subnet.to_string()),
-        ("PUBLIC_IP", public_ip.to_string()),
-        ("IPV6SUBNET", subnet_v6.map(|it| it.to_string()).unwrap_or_default()),
-        ("PUBLIC_IPV6", public_ipv6.map(|it| it.to_string()).unwrap_or_default()),
+        ("SUBNET", shown(subnet)),
+        ("PUBLIC_IP", shown(public_ip)),
+        ("IPV6SUBNET", shown(subnet_v6)),
+        ("PUBLIC_IPV6", shown(public_ipv6)),
     ]
+}
+
+fn shown(value: Option<impl Display>) -> String {
+    value.map(|value| value.to_string()).unwrap_or_default()
 }
 
 async fn run_and_log(

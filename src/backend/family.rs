@@ -13,8 +13,8 @@ pub const VXLAN_NAMES: [&str; 2] = ["flannel.", "flannel-v6."];
 
 /// A family whose packets hosts carry for their pods.
 pub(super) trait CarriedFamily: KernelFamily {
-    /// Whether every node has it, so that nothing is carried without it.
-    const IS_EVERY_NODES: bool;
+    /// Its name.
+    const NAME: &'static str;
     /// Which of [`VXLAN_NAMES`].
     const VXLAN_NAME: &'static str;
 
@@ -40,11 +40,11 @@ pub(super) trait CarriedFamily: KernelFamily {
 }
 
 impl CarriedFamily for Ipv4Addr {
-    const IS_EVERY_NODES: bool = true;
+    const NAME: &'static str = "IPv4";
     const VXLAN_NAME: &'static str = VXLAN_NAMES[0];
 
     fn own(external: &ExternalInterface) -> Option<Self> {
-        Some(external.address)
+        external.v4().map(|v4| v4.address)
     }
 
     fn subnet(lease: &Lease) -> Option<Prefix> {
@@ -52,7 +52,7 @@ impl CarriedFamily for Ipv4Addr {
     }
 
     fn host(attributes: &LeaseAttributes) -> Option<Self> {
-        Some(attributes.public_ip)
+        attributes.public_ip
     }
 
     fn data(attributes: &LeaseAttributes) -> Option<&RawJson> {
@@ -65,11 +65,11 @@ impl CarriedFamily for Ipv4Addr {
 }
 
 impl CarriedFamily for Ipv6Addr {
-    const IS_EVERY_NODES: bool = false;
+    const NAME: &'static str = "IPv6";
     const VXLAN_NAME: &'static str = VXLAN_NAMES[1];
 
     fn own(external: &ExternalInterface) -> Option<Self> {
-        external.v6.map(|v6| v6.address)
+        external.v6().map(|v6| v6.address)
     }
 
     fn subnet(lease: &Lease) -> Option<Prefix<Self>> {

@@ -1,28 +1,29 @@
 //! What is particular to the host-gw backend: its lease, and a route to each peer's subnet by way
 //! of its host.
 
-use std::net::IpAddr;
-
 use crate::backend::error::{StartError, StartResult};
 use crate::backend::setup::addresses;
 use crate::backend_kind::BackendKind;
 use crate::control::lease::LeaseAttributes;
-use crate::host::interface::ExternalInterface;
+use crate::host::interface::{ExternalAddress, ExternalInterface};
 use crate::host::state::{KernelFamily, LinkId};
 use crate::host::tables::{Way, Ways};
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 
 /// What a host-gw node publishes.
 pub(super) fn introduce(external: &ExternalInterface) -> StartResult<LeaseAttributes> {
-    let ExternalInterface { address, public_address, v6, .. } = *external;
-    let is_not = |address: IpAddr, public_address: IpAddr| {
-        let error = StartError::NotTheInterfacesAddress { address, public_address };
-        (address != public_address).then_some(error)
-    };
-    let v4 = is_not(address.into(), public_address.into());
-    match v4.or_else(|| v6.and_then(|it| is_not(it.address.into(), it.public_address.into()))) {
-        Some(error) => Err(error),
-        None => Ok(addresses(BackendKind::HostGw, external)),
+    is_its_own(external.v4())?;
+    is_its_own(external.v6())?;
+    Ok(addresses(BackendKind::HostGw, external))
+}
+
+fn is_its_own<A: IpAddress>(addresses: Option<ExternalAddress<A>>) -> StartResult {
+    match addresses {
+        Some(ExternalAddress { address, public_address }) if address != public_address => {
+            let [address, public_address] = [address, public_address].map(Into::into);
+            Err(StartError::NotTheInterfacesAddress { address, public_address })
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The backends without workers or commands: make the kernel's routes, neighbours and forwarding
 //! entries what the leases ask for, if anything. The kernel goes on without weftd.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::backend::kernel_health::KernelHealth;
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{PeerHosts, Reporter};
-use crate::backend::vxlan::VxlanReserved;
+use crate::backend::vxlan::{VxlanDevice, VxlanReserved};
 use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
 use crate::control::lease::{Lease, Peers};
@@ -27,7 +27,7 @@ use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
 use crate::host::netlink::NetlinkError;
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
@@ -80,18 +80,16 @@ impl KernelBackend {
     /// Makes the devices, or takes over those that an earlier run left.
     pub(super) async fn start(setup: &Setup, means: Means) -> Result<Self, NetlinkError> {
         let (period, all_route_events) = means.follows();
-        let following = setup.following(setup.networks(), period);
+        let following = setup.following(setup.networks_v4(), period);
         let networks_v6 = setup.networks_v6();
         let (v4, v6) = match &means {
-            Means::Vxlan(vxlan) => {
-                (Some(vxlan.device(setup.subnet)), vxlan.device_v6(setup.subnet_v6).await?)
-            }
+            Means::Vxlan(vxlan) => vxlan.devices(setup.subnets).await?,
             Means::HostGw | Means::Alloc => (None, None),
         };
         let mut backend = Self {
             means,
             host: HostFollower::new(Following { all_route_events, networks_v6, ..following })?,
-            v4: FamilyTables::new(setup.networks(), v4),
+            v4: FamilyTables::new(setup.networks_v4(), v4),
             v6: FamilyTables::new(setup.networks_v6(), v6),
             control: Arc::clone(&setup.control),
             reporter: Reporter::new(setup),
@@ -99,7 +97,8 @@ impl KernelBackend {
         };
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
-        if !matches!(backend.means, Means::Alloc) {
+        // Echoes go over IPv4.
+        if !matches!(backend.means, Means::Alloc) && setup.networks.v4().is_some() {
             let health = KernelHealth::open(backend.v4.device.as_ref().and_then(|it| it.port()));
             backend.reporter.reachability = health.health.view();
             backend.health = Some(health);
@@ -135,7 +134,7 @@ impl KernelBackend {
     }
 
     /// Compares and edits; whether everything is in place. `peers` are missing before the first
-    /// listing of leases. What goes wrong with IPv6 alone costs IPv4 nothing.
+    /// listing of leases. What goes wrong with IPv6 alone costs IPv4 nothing, where there is that.
     async fn reconcile(
         &mut self,
         mut listing: Listing,
@@ -155,6 +154,10 @@ impl KernelBackend {
         let Self { host, reporter, v4, v6, .. } = self;
         let made_v6 = v6.reconcile(goal, host, &mut listing, reporter).await;
         let made = v4.reconcile(goal, host, &mut listing, reporter).await?;
+        let made_v6 = match host.external().v4() {
+            Some(_) => made_v6,
+            None => Ok(made_v6?),
+        };
         self.report_external();
         let all = || goal.leases.unwrap_or_default().iter().filter_map(|it| Ipv6Addr::subnet(it));
         let lacking_v6 = made_v6.as_ref().map_or_else(|_| all().collect(), Made::lacking);
@@ -183,22 +186,33 @@ impl KernelBackend {
         made: &Made<Ipv4Addr>,
         lacking_v6: &BTreeSet<Prefix<Ipv6Addr>>,
     ) {
-        let mut hosts: PeerHosts = peers.values().filter_map(Ipv4Addr::peer).collect();
+        let mut hosts: BTreeMap<_, _> = peers.values().filter_map(Ipv4Addr::peer).collect();
         hosts.retain(|subnet, _| self.v4.set.contains_key(subnet));
         if let Some(health) = &mut self.health {
             let external = self.host.external();
             let device = self.v4.device.as_ref().map(|device| device.address());
-            let own = [external.address].into_iter().chain(device).collect();
+            let own = Ipv4Addr::own(external).into_iter().chain(device).collect();
             health.follow(&self.v4.set, &hosts, own, external.index);
         }
         hosts.retain(|subnet, _| !made.removed.contains(subnet));
         let lacking = made.lacking();
+        let mut all: PeerHosts =
+            hosts.into_iter().map(|(subnet, host)| (subnet.into(), host.into())).collect();
+        // Of peers with both families the way of IPv4 is told.
+        let others = peers.values().filter(|lease| lease.subnets.v4().is_none());
+        let is_set = |(subnet, _): &(Prefix<Ipv6Addr>, Ipv6Addr)| {
+            self.v6.set.contains_key(subnet) && !lacking_v6.contains(subnet)
+        };
+        let others = others.filter_map(Ipv6Addr::peer).filter(is_set);
+        all.extend(
+            others.filter_map(|(it, host)| Some((Prefixes::new(None, Some(it))?, host.into()))),
+        );
         let lacks = |lease: &&Lease| {
             let (v4, v6) = (lease.subnets.v4(), lease.subnets.v6());
             v4.is_some_and(|it| lacking.contains(&it))
                 || v6.is_some_and(|it| lacking_v6.contains(&it))
         };
-        self.reporter.hosts(hosts, peers.values().filter(lacks).count());
+        self.reporter.hosts(all, peers.values().filter(lacks).count());
     }
 
     /// The backend in one line, for the log and the status, and the overlay's MTU: what packets of
@@ -223,10 +237,11 @@ impl KernelBackend {
         self.reporter.follow(external, mtu_bytes);
         self.reporter.state(|state| {
             state.description.clone_from(&description);
-            if let Some(device) = &self.v4.device {
-                (state.tunnel, state.device) = (device.tunnel(), Some(device.name()));
-            }
-            state.device_v6 = self.v6.device.as_ref().map(|device| device.name());
+            let (v4, v6) = (self.v4.device.as_ref(), self.v6.device.as_ref());
+            let tunnel_v6 = || v6.and_then(VxlanDevice::tunnel);
+            state.tunnel = v4.and_then(VxlanDevice::tunnel).or_else(tunnel_v6);
+            state.device = v4.map(VxlanDevice::name);
+            state.device_v6 = v6.map(VxlanDevice::name);
         });
         description
     }

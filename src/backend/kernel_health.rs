@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::backend::peer::evidence::{Hosts, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
-use crate::backend::status::PeerHosts;
 use crate::host::netlink::{self, NetlinkError, neighbours};
 use crate::host::state::EntryTable;
 use crate::host::tables::{Way, Ways};
@@ -56,7 +55,7 @@ impl KernelHealth {
     pub(super) fn follow(
         &mut self,
         set: &Ways,
-        peers: &PeerHosts,
+        peers: &BTreeMap<Prefix, Ipv4Addr>,
         own: Vec<Ipv4Addr>,
         external: u32,
     ) {

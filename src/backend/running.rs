@@ -64,7 +64,7 @@ impl BackendSettings {
         let (attributes, reserved) = match self {
             Self::Udp(settings) => {
                 let reserved = udp::reserve(settings, claim).await?;
-                (reserved.attributes(external.public_address), Reserved::Udp(Box::new(reserved)))
+                (reserved.attributes(external), Reserved::Udp(Box::new(reserved)))
             }
             Self::Vxlan(settings) => {
                 let (attributes, device) = vxlan::prepare(settings, external, former).await?;
@@ -86,7 +86,7 @@ impl Prepared {
     pub async fn start(self, setup: Setup) -> StartResult<Backend> {
         // Their routes would lead packets away.
         let is_udp = matches!(self.reserved, Reserved::Udp(_));
-        for network in setup.networks().into_iter().skip(usize::from(is_udp)) {
+        for network in setup.networks_v4().into_iter().skip(usize::from(is_udp)) {
             udp::remove_leftovers(network).await?;
         }
         if !is_udp {
@@ -101,7 +101,7 @@ impl Prepared {
                 Backend::Kernel(Box::new(KernelBackend::start(&setup, means).await?))
             }
             Reserved::Extension(settings) => {
-                remove_own_routes(setup.networks(), setup.networks_v6()).await?;
+                remove_own_routes(setup.networks_v4(), setup.networks_v6()).await?;
                 Backend::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
             }
         })

@@ -9,14 +9,15 @@ use tracing::warn;
 use crate::backend::handover::Handover;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
-    BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
+    BackendConfig, ExtensionBackendConfig, NetworkConfig, NetworkConfigError, UdpBackendConfig,
+    VxlanBackendConfig,
 };
 use crate::config::options::{DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions};
 use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
 use crate::host::interface::ExternalInterface;
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix, Prefixes};
 
 /// The longest time between two listings for backends all of whose changes the kernel reports: it
 /// finds whatever a lost event would have reported. A listing costs far below a millisecond.
@@ -40,6 +41,11 @@ pub enum BackendSettings {
 /// What an operator can choose from.
 const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
 
+/// Why the udp backend carries no network without IPv4.
+pub const NEEDS_IPV4: &str = "the udp backend cannot carry a network without IPv4 yet, for its \
+                              datagrams go over IPv4: choose another Backend.Type, such as vxlan, \
+                              or set EnableIPv4 to true";
+
 /// What a backend is started with.
 #[derive(Clone)]
 pub struct Setup {
@@ -50,15 +56,11 @@ pub struct Setup {
     /// Whether the backend follows that.
     pub follow_address: bool,
     /// The whole overlay.
-    pub network: Prefix,
-    /// The overlay of the last run, if it was another: what that run left behind lies in it.
-    pub former_network: Option<Prefix>,
-    /// The overlays of IPv6, of this run and of the last, of which either may have none.
-    pub networks_v6: [Option<Prefix<Ipv6Addr>>; 2],
+    pub networks: Prefixes,
+    /// The overlay of the last run: what that run left behind lies in it.
+    pub former_networks: Option<Prefixes>,
     /// This host's lease.
-    pub subnet: Prefix,
-    /// The same of IPv6, if nodes have it.
-    pub subnet_v6: Option<Prefix<Ipv6Addr>>,
+    pub subnets: Prefixes,
     /// What this node publishes with it.
     pub attributes: LeaseAttributes,
     /// Tells whether the peers are from the store, or from the cache of a start without it.
@@ -74,9 +76,7 @@ pub struct Claim<'a> {
     /// The interface that carries the traffic.
     pub external: &'a ExternalInterface,
     /// The whole overlay.
-    pub network: Prefix,
-    /// The same of IPv6, if nodes have it.
-    pub network_v6: Option<Prefix<Ipv6Addr>>,
+    pub networks: Prefixes,
     /// This host's lease of the last run, which it probably gets again.
     pub previous_subnet: Option<Prefix>,
     /// How the udp backend carries packets.
@@ -88,9 +88,9 @@ pub struct Claim<'a> {
 impl BackendSettings {
     /// Parses the backend's part of the network configuration. flannel may have types that this
     /// build has not.
-    pub fn parse(backend: &BackendConfig) -> Result<Self, NetworkConfigError> {
-        let settings = &backend.settings;
-        let kind = match &backend.kind {
+    pub fn parse(network: &NetworkConfig) -> Result<Self, NetworkConfigError> {
+        let BackendConfig { settings, kind } = &network.backend;
+        let kind = match kind {
             BackendName::Known(kind) => *kind,
             BackendName::Other(kind) => {
                 return Err(NetworkConfigError::Invalid(format!(
@@ -100,6 +100,9 @@ impl BackendSettings {
             }
         };
         Ok(match kind {
+            BackendKind::Udp if network.v4().is_none() => {
+                return Err(NetworkConfigError::Invalid(NEEDS_IPV4.to_owned()));
+            }
             BackendKind::Udp => Self::Udp(UdpBackendConfig::parse(settings)?),
             BackendKind::Vxlan => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
             BackendKind::HostGw => Self::HostGw,
@@ -143,22 +146,20 @@ pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
 }
 
 /// What a node publishes where peers need no more than its addresses.
-pub(super) fn addresses(kind: BackendKind, external: &ExternalInterface) -> LeaseAttributes {
-    let public_ipv6 = external.v6.map(|v6| v6.public_address);
-    LeaseAttributes { public_ipv6, ..LeaseAttributes::of(kind, external.public_address, None) }
+pub fn addresses(kind: BackendKind, external: &ExternalInterface) -> LeaseAttributes {
+    let v4 = external.v4().map(|v4| v4.public_address);
+    LeaseAttributes::at(kind, v4, external.v6().map(|v6| v6.public_address))
 }
 
 impl Setup {
     /// Where routes of ours may lie.
-    pub(super) fn networks(&self) -> Vec<Prefix> {
-        let former = self.former_network.filter(|former| *former != self.network);
-        [self.network].into_iter().chain(former).collect()
+    pub(super) fn networks_v4(&self) -> Vec<Prefix> {
+        each_once(self.networks.v4(), self.former_networks.and_then(Prefixes::v4))
     }
 
     /// The same of IPv6.
     pub(super) fn networks_v6(&self) -> Vec<Prefix<Ipv6Addr>> {
-        let [now, former] = self.networks_v6;
-        now.into_iter().chain(former.filter(|former| Some(*former) != now)).collect()
+        each_once(self.networks.v6(), self.former_networks.and_then(Prefixes::v6))
     }
 
     /// What the backend follows of the host: routes to `networks`, listed every `period` at least.
@@ -175,14 +176,17 @@ impl Setup {
     }
 }
 
+fn each_once<A: IpAddress>(now: Option<Prefix<A>>, former: Option<Prefix<A>>) -> Vec<Prefix<A>> {
+    now.into_iter().chain(former.filter(|_| former != now)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::network::NetworkConfig;
 
     fn parse(backend: &str) -> Result<BackendSettings, NetworkConfigError> {
         let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#);
-        BackendSettings::parse(&NetworkConfig::parse(text.as_bytes()).unwrap().backend)
+        BackendSettings::parse(&NetworkConfig::parse(text.as_bytes()).unwrap())
     }
 
     #[test]
@@ -194,6 +198,22 @@ mod tests {
         assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("wireguard")));
         let text = error.to_string();
         assert!(text.contains(BUILT) && !text.contains('\n'), "one line says so: {text}");
+    }
+
+    #[test]
+    fn only_the_udp_backend_needs_ipv4() {
+        for kind in BUILT.split(", ") {
+            let text = format!(
+                r#"{{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48",
+                    "Backend":{{"Type":"{kind}"}}}}"#
+            );
+            let network = NetworkConfig::parse(text.as_bytes()).unwrap();
+            let parsed = BackendSettings::parse(&network).map_err(|error| error.to_string());
+            match kind {
+                "udp" => assert!(parsed.unwrap_err().contains("EnableIPv4")),
+                _ => assert_eq!(parsed.unwrap().kind().name(), kind),
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt::Display;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::failure::lock;
 use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
-use crate::route::{HostSet, Prefix, Published};
+use crate::route::{HostSet, Prefix, Prefixes, Published};
 use crate::stats::WorkerStats;
 use crate::status::{BackendCounts, FastPath, TunnelEnd, Worker};
 
@@ -51,8 +51,8 @@ pub struct PlaneState {
     pub hosts: Arc<PeerHosts>,
 }
 
-/// The host behind each subnet.
-pub type PeerHosts = BTreeMap<Prefix, Ipv4Addr>;
+/// The host behind each subnet, that of IPv4 where a node has one.
+pub type PeerHosts = BTreeMap<Prefixes, IpAddr>;
 
 /// weftd's own workers, where they carry the packets.
 #[derive(Debug, Clone)]
@@ -214,14 +214,14 @@ impl Reporter {
 
     /// Reports the external interface, as it is now, and the overlay's MTU over it.
     pub(super) fn follow(&self, external: &ExternalInterface, mtu_bytes: u32) {
-        let (public_address, public_ipv6) =
-            (external.public_address, external.v6.map(|v6| v6.public_address));
+        let public_ip = external.v4().map(|v4| v4.public_address);
+        let public_ipv6 = external.v6().map(|v6| v6.public_address);
         // Told again if only the address behind it changed, which is another than the PublicIP if
         // that is `--public-ip`: connections are bound to that.
-        let is_elsewhere = self.state.borrow().external.address != external.address;
+        let is_elsewhere = self.state.borrow().external.address() != external.address();
         self.attributes.send_if_modified(|published| {
             is_elsewhere
-                | (std::mem::replace(&mut published.public_ip, public_address) != public_address)
+                | (std::mem::replace(&mut published.public_ip, public_ip) != public_ip)
                 | (std::mem::replace(&mut published.public_ipv6, public_ipv6) != public_ipv6)
         });
         self.state(|state| (state.external, state.mtu_bytes) = (external.clone(), mtu_bytes));
@@ -261,9 +261,9 @@ pub(super) fn send_if_new<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
 }
 
 /// Logs the subnets that were added, moved and removed.
-pub(super) fn log_changes<H: PartialEq + Display>(
-    before: &BTreeMap<Prefix, H>,
-    now: &BTreeMap<Prefix, H>,
+pub(super) fn log_changes<S: Ord + Display, H: PartialEq + Display>(
+    before: &BTreeMap<S, H>,
+    now: &BTreeMap<S, H>,
 ) {
     // One place for all of them: the log's limit is per place, and a cluster that starts makes many
     // updates in a second.
@@ -285,9 +285,9 @@ pub(super) fn summed_up(
 }
 
 /// What changed, in flannel's words.
-fn changes<H: PartialEq + Display>(
-    before: &BTreeMap<Prefix, H>,
-    now: &BTreeMap<Prefix, H>,
+fn changes<S: Ord + Display, H: PartialEq + Display>(
+    before: &BTreeMap<S, H>,
+    now: &BTreeMap<S, H>,
 ) -> Vec<String> {
     let changed = now.iter().filter(|(subnet, host)| before.get(subnet) != Some(*host));
     let removed = before.keys().filter(|subnet| !now.contains_key(subnet));
@@ -302,6 +302,7 @@ fn changes<H: PartialEq + Display>(
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::net::Ipv4Addr;
 
     use super::*;
 

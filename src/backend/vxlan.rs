@@ -25,7 +25,7 @@ use crate::host::mtu::no_room;
 use crate::host::netlink::{self, NetlinkError, request_all};
 use crate::host::state::{LinkId, MacAddress};
 use crate::host::tables::{Device, Way, Ways};
-use crate::route::Prefix;
+use crate::route::{Prefix, Prefixes};
 use crate::status::TunnelEnd;
 
 use self::data::{data, vtep_mac};
@@ -36,11 +36,11 @@ pub(super) use self::owner::Unusable;
 
 const KIND: BackendKind = BackendKind::Vxlan;
 
-/// What the devices are made with; the one of IPv6 where nodes have that.
+/// What the devices are made with, of the families that nodes have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct VxlanReserved {
     settings: VxlanBackendConfig,
-    mac: MacAddress,
+    mac_v4: Option<MacAddress>,
     mac_v6: Option<MacAddress>,
 }
 
@@ -51,6 +51,8 @@ pub(super) struct VxlanDevice<A: CarriedFamily = Ipv4Addr> {
     mac: MacAddress,
     /// Its own address.
     address: A,
+    /// Whether nodes are known by addresses of its family, so that nothing is carried without it.
+    is_main: bool,
     /// The UDP port that it has.
     port: Option<u16>,
     /// The MTU that it was last given.
@@ -65,13 +67,16 @@ pub(super) async fn prepare(
     former: Option<&LeaseAttributes>,
 ) -> StartResult<(LeaseAttributes, VxlanReserved)> {
     let settings = *settings;
-    let mac = choose_mac::<Ipv4Addr>(&settings, external, former).await?;
-    let mac_v6 = match external.v6 {
+    let mac_v4 = match external.v4() {
+        Some(_) => Some(choose_mac::<Ipv4Addr>(&settings, external, former).await?),
+        None => None,
+    };
+    let mac_v6 = match external.v6() {
         Some(_) => Some(choose_mac::<Ipv6Addr>(&settings, external, former).await?),
         None => None,
     };
     let attributes = LeaseAttributes {
-        backend_data: Some(data(settings.vni, mac)),
+        backend_data: mac_v4.map(|mac| data(settings.vni, mac)),
         backend_v6_data: mac_v6.map(|mac| data(settings.vni, mac)),
         ..addresses(KIND, external)
     };
@@ -85,7 +90,7 @@ pub(super) async fn prepare(
         let (name, most) = (&external.name, external.mtu_bytes);
         warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
     }
-    Ok((attributes, VxlanReserved { settings, mac, mac_v6 }))
+    Ok((attributes, VxlanReserved { settings, mac_v4, mac_v6 }))
 }
 
 /// The hardware address of the device that can stay, else the one of the node's lease, so that
@@ -121,32 +126,43 @@ impl VxlanReserved {
         self.settings.direct_routing
     }
 
-    /// The device of IPv4, for the own `subnet`.
-    pub(super) fn device(&self, subnet: Prefix) -> VxlanDevice {
-        VxlanDevice::new(self.settings, self.mac, subnet)
+    /// The devices of the families that nodes have, for the own `subnets`. Those of others, which
+    /// an earlier run left, go.
+    pub(super) async fn devices(
+        &self,
+        subnets: Prefixes,
+    ) -> Result<(Option<VxlanDevice>, Option<VxlanDevice<Ipv6Addr>>), NetlinkError> {
+        let v4 = self.device(self.mac_v4.zip(subnets.v4()), true).await?;
+        let v6 = self.device(self.mac_v6.zip(subnets.v6()), v4.is_none()).await?;
+        Ok((v4, v6))
     }
 
-    /// The one of IPv6, if nodes have that; otherwise the one that an earlier run left goes.
-    pub(super) async fn device_v6(
+    async fn device<A: CarriedFamily>(
         &self,
-        subnet: Option<Prefix<Ipv6Addr>>,
-    ) -> Result<Option<VxlanDevice<Ipv6Addr>>, NetlinkError> {
-        if let Some((mac, subnet)) = self.mac_v6.zip(subnet) {
-            return Ok(Some(VxlanDevice::new(self.settings, mac, subnet)));
+        of: Option<(MacAddress, Prefix<A>)>,
+        is_main: bool,
+    ) -> Result<Option<VxlanDevice<A>>, NetlinkError> {
+        if let Some((mac, subnet)) = of {
+            return Ok(Some(VxlanDevice::new(self.settings, mac, subnet, is_main)));
         }
-        let left = netlink::link_named(&device::name::<Ipv6Addr>(&self.settings)).await?;
+        let left = netlink::link_named(&device::name::<A>(&self.settings)).await?;
         if let Some(link) = left.filter(|link| link.vxlan.is_some()) {
             netlink::remove_link(&link.id).await?;
-            info!("removed {}: the network has no IPv6 any more", link.id);
+            info!("removed {}: the network has no {} any more", link.id, A::NAME);
         }
         Ok(None)
     }
 }
 
 impl<A: CarriedFamily> VxlanDevice<A> {
-    fn new(settings: VxlanBackendConfig, mac: MacAddress, subnet: Prefix<A>) -> Self {
+    fn new(
+        settings: VxlanBackendConfig,
+        mac: MacAddress,
+        subnet: Prefix<A>,
+        is_main: bool,
+    ) -> Self {
         let (address, logged) = (subnet.network(), LogOnce::default());
-        Self { settings, mac, address, port: None, imposed_mtu_bytes: None, logged }
+        Self { settings, mac, address, is_main, port: None, imposed_mtu_bytes: None, logged }
     }
 
     pub(super) fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
@@ -226,7 +242,7 @@ impl<A: CarriedFamily> VxlanDevice<A> {
         if is_new {
             // With an old device its routes went as well.
             *listing = host.read().await?;
-            if !is_first && A::IS_EVERY_NODES {
+            if !is_first && self.is_main {
                 reporter.state(|state| state.is_up = false);
             }
         }
@@ -263,7 +279,7 @@ impl<A: CarriedFamily> VxlanDevice<A> {
         if !matches!(netlink::link_named(&name).await, Ok(None)) {
             return;
         }
-        if A::IS_EVERY_NODES {
+        if self.is_main {
             let why = format!("{name} cannot be made: {}", with_causes(error));
             reporter.state(|state| (state.is_up, state.wrong) = (false, Some(why)));
         }

@@ -20,6 +20,7 @@ use crate::config::options::{
     InterfaceOptions, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, RuleOptions, StoreOptions,
     WORKERS_MAX,
 };
+use crate::route::Families;
 use crate::status::Setting;
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
@@ -161,7 +162,7 @@ fn interface(flags: &FlagValues) -> Result<InterfaceOptions> {
         can_reach: can_reach.transpose()?,
         public_ip: optional(&flags.public_ip).map(public_ip).transpose()?,
         public_ipv6: optional(&flags.public_ipv6).map(public_ipv6).transpose()?,
-        has_ipv6: false,
+        families: Families::default(),
     })
 }
 
@@ -169,7 +170,7 @@ fn interface(flags: &FlagValues) -> Result<InterfaceOptions> {
 /// address.
 fn public_ip(text: &str) -> Result<Ipv4Addr> {
     match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
-        Ok(IpAddr::V4(address)) if is_host_address(address) => Ok(address),
+        Ok(IpAddr::V4(address)) if is_host_address(address.into()) => Ok(address),
         _ => Err(OptionError(format!(
             "invalid public IP address: {text:?}: --public-ip takes the IPv4 address of one host"
         ))),
@@ -178,10 +179,7 @@ fn public_ip(text: &str) -> Result<Ipv4Addr> {
 
 /// The text begins with flanneld's phrase.
 fn public_ipv6(text: &str) -> Result<Ipv6Addr> {
-    let is_host = |address: &Ipv6Addr| {
-        let is_none = address.is_unspecified() || address.is_loopback() || address.is_multicast();
-        !is_none && address.to_ipv4_mapped().is_none()
-    };
+    let is_host = |address: &Ipv6Addr| is_host_address((*address).into());
     text.parse().ok().filter(is_host).ok_or_else(|| {
         OptionError(format!(
             "invalid public IPv6 address: {text:?}: --public-ipv6 takes the IPv6 address of a host"

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use hyper::Uri;
@@ -78,9 +78,10 @@ pub(super) fn refused(flag: &str, problem: impl Display) -> OptionError {
     OptionError(format!("{flag}: {problem}"))
 }
 /// Whether a datagram to `address` can reach one other host.
-pub fn is_host_address(address: Ipv4Addr) -> bool {
-    !(address.octets()[0] == 0
-        || address.is_loopback()
-        || address.is_multicast()
-        || address.is_broadcast())
+pub fn is_host_address(address: IpAddr) -> bool {
+    let is_none = match address {
+        IpAddr::V4(address) => address.octets()[0] == 0 || address.is_broadcast(),
+        IpAddr::V6(address) => address.is_unspecified() || address.to_ipv4_mapped().is_some(),
+    };
+    !(is_none || address.is_loopback() || address.is_multicast())
 }

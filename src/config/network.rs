@@ -10,7 +10,7 @@ use std::net::Ipv6Addr;
 use serde_json::{Map, Value};
 
 use crate::backend_kind::{BackendKind, BackendName};
-use crate::route::Prefixes;
+use crate::route::{Families, Prefixes};
 
 pub use backends::{
     CommandLine, ExtensionBackendConfig, UdpBackendConfig, VxlanBackendConfig, shown,
@@ -26,10 +26,8 @@ pub const CONFIG_BYTES_MAX: usize = 64 * 1024;
 /// The cluster's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkConfig {
-    /// Where IPv4 subnets come from.
-    pub v4: SubnetRange,
-    /// Where IPv6 subnets come from, if nodes have both.
-    pub v6: Option<SubnetRange<Ipv6Addr>>,
+    /// Where the subnets of each family come from.
+    pub ranges: Families<SubnetRange, SubnetRange<Ipv6Addr>>,
     /// Whether rules go through nftables instead of iptables.
     pub enable_nftables: bool,
     /// How packets travel between hosts.
@@ -63,28 +61,27 @@ impl NetworkConfig {
         let member = |key| json::member(&config, key);
         let flag = |key, default| boolean(key, member(key), default);
         let backend = backend(member("Backend"))?;
-        if !flag("EnableIPv4", true)? {
-            return Err(NetworkConfigError::Invalid(
-                "a network without IPv4 (EnableIPv4 is false) is not built into this weftd: leave \
-                 EnableIPv4 out or set it to true"
-                    .to_owned(),
-            ));
-        }
-        let v4 = SubnetRange::parse(&config)?;
+        // The keys of a family that nodes do not have are not looked at.
+        let v4 = flag("EnableIPv4", true)?.then(|| SubnetRange::parse(&config)).transpose()?;
         let v6 = flag("EnableIPv6", false)?.then(|| SubnetRange::parse(&config)).transpose()?;
+        let ranges = Families::new(v4, v6).ok_or(NetworkConfigError::NoFamily)?;
         let enable_nftables = flag("EnableNFTables", false)?;
-        Ok(Self { v4, v6, enable_nftables, backend })
+        Ok(Self { ranges, enable_nftables, backend })
     }
 
     /// The configuration with every default spelled out: [`NetworkConfig::parse`] reads the same
     /// back.
     pub fn to_json(&self) -> Value {
-        let Self { v4, v6, enable_nftables, backend } = self;
+        let Self { enable_nftables, backend, .. } = self;
+        let (v4, v6) = (self.v4(), self.v6());
         let mut value = serde_json::json!({
             "EnableIPv6": v6.is_some(),
             "EnableNFTables": enable_nftables,
         });
-        v4.write(&mut value);
+        match v4 {
+            Some(v4) => v4.write(&mut value),
+            None => value["EnableIPv4"] = false.into(),
+        }
         if let Some(v6) = v6 {
             v6.write(&mut value);
         }
@@ -95,27 +92,39 @@ impl NetworkConfig {
         value
     }
 
-    /// The networks of both families.
+    /// Where IPv4 subnets come from, if nodes have any.
+    pub fn v4(&self) -> Option<SubnetRange> {
+        self.ranges.v4()
+    }
+
+    /// Where IPv6 subnets come from, if nodes have any.
+    pub fn v6(&self) -> Option<SubnetRange<Ipv6Addr>> {
+        self.ranges.v6()
+    }
+
+    /// The networks of each family.
     pub fn networks(&self) -> Prefixes {
-        Prefixes::of_v4(self.v4.network, self.v6.map(|range| range.network))
+        self.ranges.map(|range| range.network, |range| range.network).into()
     }
 
     /// The first and the last subnets that may be leased.
     pub fn bounds(&self) -> [Prefixes; 2] {
-        let (v4, v6) = (self.v4.bounds(), self.v6.map(|range| range.bounds()));
-        [0, 1].map(|end| Prefixes::of_v4(v4[end], v6.map(|v6| v6[end])))
+        let bounds = self.ranges.map(|range| range.bounds(), |range| range.bounds());
+        [0, 1].map(|end| bounds.map(|v4| v4[end], |v6| v6[end]).into())
     }
 
     /// What of `subnets` may be leased here.
     pub fn leasable(&self, subnets: Prefixes) -> Option<Prefixes> {
-        let v4 = subnets.v4().filter(|subnet| self.v4.leasable(*subnet));
-        let v6 = subnets.v6().filter(|subnet| self.v6.is_some_and(|range| range.leasable(*subnet)));
+        let (range_v4, range_v6) = (self.v4(), self.v6());
+        let v4 = subnets.v4().filter(|it| range_v4.is_some_and(|range| range.leasable(*it)));
+        let v6 = subnets.v6().filter(|it| range_v6.is_some_and(|range| range.leasable(*it)));
         Prefixes::new(v4, v6)
     }
 
     /// Whether `subnets` are what a node leases here: one of each family, and no other.
     pub fn is_leasable(&self, subnets: Prefixes) -> bool {
-        let has_all = subnets.v4().is_some() && subnets.v6().is_some() == self.v6.is_some();
+        let has_all = (subnets.v4().is_some(), subnets.v6().is_some())
+            == (self.v4().is_some(), self.v6().is_some());
         has_all && self.leasable(subnets) == Some(subnets)
     }
 }

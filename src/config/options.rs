@@ -8,6 +8,7 @@ use std::time::Duration;
 
 pub use crate::config::checked::{is_host_address, without_secrets};
 use crate::config::kube::KubeOptions;
+use crate::route::Families;
 use crate::status::Setting;
 use crate::words::words;
 
@@ -154,8 +155,9 @@ pub struct InterfaceOptions {
     pub public_ip: Option<Ipv4Addr>,
     /// `--public-ipv6`.
     pub public_ipv6: Option<Ipv6Addr>,
-    /// Whether the network has IPv6, which its configuration says and no flag.
-    pub has_ipv6: bool,
+    /// Of which families it has to have an address: the network's configuration says that, and no
+    /// flag.
+    pub families: Families<(), ()>,
 }
 
 /// Which rules to set on the host, and how often to check them.

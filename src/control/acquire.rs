@@ -1,7 +1,6 @@
 //! Getting a subnet: the one this node has, the one it had, or a free one. Lost races are
 //! normal and retried; nothing here ends the daemon.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -10,7 +9,7 @@ use tracing::{info, warn};
 use crate::config::network::{ConfigFamily, NetworkConfig, SubnetRange};
 use crate::control::backoff::Backoff;
 use crate::control::choose::{free_of, free_subnets, held_by};
-use crate::control::error::{AcquireError, StoreError, StoreResult};
+use crate::control::error::{AcquireError, StoreError, StoreResult, field_of};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
@@ -49,7 +48,7 @@ impl SubnetManager {
         let granted = match &self.store {
             Store::Leased(store) => {
                 let (manager, previous, candidates) = (self, self.previous, CANDIDATES);
-                let compares_all = config.v6.is_some();
+                let compares_all = config.v6().is_some();
                 Search { manager, store, config, attributes, previous, candidates, compares_all }
                     .lease()
                     .await?
@@ -68,15 +67,15 @@ impl SubnetManager {
         Ok(OwnLease { lease, expires, networks: config.networks() })
     }
 
-    /// What the node of `public_ip` published in an earlier run, if anything.
+    /// What the node of these addresses published in an earlier run, if anything.
     pub async fn former(
         &self,
         config: &NetworkConfig,
-        public_ip: Ipv4Addr,
+        node: &LeaseAttributes,
     ) -> StoreResult<Option<LeaseAttributes>> {
         let former = match &self.store {
             Store::Leased(_) => self.store.list().await.map(|snapshot| {
-                let held = held_by(&snapshot.leases, public_ip, config, self.previous);
+                let held = held_by(&snapshot.leases, node, config, self.previous);
                 held.map(|lease| lease.attributes.clone())
             }),
             Store::Assigned(store) => store.former().await,
@@ -102,10 +101,10 @@ struct Search<'a> {
 
 impl Search<'_> {
     async fn lease(mut self) -> Result<Granted, AcquireError> {
-        let dual = self.config.v6.map(|_| RACE_PAUSE_DUAL);
+        let dual = self.config.v6().map(|_| RACE_PAUSE_DUAL);
         let (manager, mut pause) = (self.manager, Backoff::between(dual.unwrap_or(RACE_PAUSE)));
         for _ in 0..LISTINGS_MAX {
-            let claimed = manager.claim(self.store, self.attributes.public_ip).await;
+            let claimed = manager.claim(self.store, self.attributes.node_address()).await;
             manager.noted_write(claimed)?;
             let snapshot = manager.noted(manager.store.list().await)?;
             manager.status.reject(&snapshot.rejected);
@@ -126,7 +125,7 @@ impl Search<'_> {
     /// Takes subnets by what one listing shows; `None` if something changed: list again.
     async fn attempt(&mut self, snapshot: &Snapshot) -> Result<Option<Granted>, AcquireError> {
         let Self { config, attributes, previous, .. } = *self;
-        if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
+        if let Some(held) = held_by(&snapshot.leases, attributes, config, previous) {
             return self.reuse(held, snapshot).await;
         }
         if let Some(previous) = previous
@@ -179,16 +178,13 @@ impl Search<'_> {
     /// What is `kept`, and of the families that this lacks one of the free subnets each.
     fn pick(&self, kept: Option<Prefixes>, taken: &[Prefixes]) -> Result<Prefixes, AcquireError> {
         let kept = (kept.and_then(Prefixes::v4), kept.and_then(Prefixes::v6));
-        let v4 = match kept.0 {
-            Some(v4) => v4,
-            None => self.one_of(&self.config.v4, taken.iter().filter_map(|it| it.v4()))?,
-        };
-        let v6 = match (kept.1, &self.config.v6) {
-            (Some(v6), _) => Some(v6),
-            (None, Some(range)) => Some(self.one_of(range, taken.iter().filter_map(|it| it.v6()))?),
-            (None, None) => None,
-        };
-        Ok(Prefixes::of_v4(v4, v6))
+        let taken_v4 = taken.iter().filter_map(|it| it.v4());
+        let taken_v6 = taken.iter().filter_map(|it| it.v6());
+        let picked = self.config.ranges.map(
+            |range| kept.0.map_or_else(|| self.one_of(&range, taken_v4), Ok),
+            |range| kept.1.map_or_else(|| self.one_of(&range, taken_v6), Ok),
+        );
+        Ok(picked.transpose()?.into())
     }
 
     /// A free subnet of `range`.
@@ -225,9 +221,9 @@ impl Search<'_> {
         snapshot: &Snapshot,
     ) -> Result<Option<Granted>, AcquireError> {
         let Self { manager, store, attributes, .. } = *self;
-        let (subnets, public_ip) = (held.subnets, attributes.public_ip);
+        let (subnets, address) = (held.subnets, attributes.node_address());
         if self.config.leasable(subnets).is_some() {
-            info!("Found lease ({subnets}) for current IP ({public_ip}), reusing");
+            info!("Found lease ({subnets}) for current IP ({address}), reusing");
             let before = self.previous.filter(|before| !subnets.shares_with(*before));
             if let Some(before) = before {
                 cut_off(before, format_args!("the store has {subnets} for this node"));
@@ -235,7 +231,7 @@ impl Search<'_> {
             return self.keep(held, snapshot).await;
         }
         info!(
-            "Found lease ({subnets}) for current IP ({public_ip}) but not compatible with current \
+            "Found lease ({subnets}) for current IP ({address}) but not compatible with current \
              config, deleting"
         );
         manager.noted_write(store.delete(held).await)?;
@@ -250,16 +246,17 @@ impl Search<'_> {
         snapshot: &Snapshot,
     ) -> Result<Option<Granted>, AcquireError> {
         let Self { manager, store, config, attributes, .. } = *self;
-        let (subnets, before) = (lease.subnets, lease.attributes.public_ip);
+        let (subnets, before) = (lease.subnets, lease.attributes.node_address());
         let is_usable = config.leasable(subnets).is_some();
         if !is_usable || !manager.noted(store.is_claimed_by_us(before).await)? {
             cut_off(subnets, format_args!("that is leased to {before} now"));
             return Ok(None);
         }
-        let public_ip = attributes.public_ip;
+        let now = attributes.node_address();
         info!(
-            "Found previously leased subnet ({subnets}), whose PublicIP goes from {before} to \
-             {public_ip}, reusing"
+            "Found previously leased subnet ({subnets}), whose {} goes from {before} to {now}, \
+             reusing",
+            field_of(now)
         );
         self.keep(lease, snapshot).await
     }
@@ -300,7 +297,7 @@ impl Search<'_> {
         let wanted = Lease::wanted(subnets, attributes.clone());
         let created = store.create(&wanted, vacancy, manager.timing.lease_ttl, Phase::Starts).await;
         manager.noted_write(created).inspect(|_| {
-            info!("Allocated lease ({subnets}) to current node ({})", attributes.public_ip);
+            info!("Allocated lease ({subnets}) to current node ({})", attributes.node_address());
         })
     }
 }

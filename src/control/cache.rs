@@ -5,7 +5,7 @@
 //! has to match what this start knows, and its entries are validated like those of the store. One
 //! invalid entry makes the whole cache invalid: weft does not write such.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,8 +64,8 @@ pub struct Expected<'a> {
     pub networks: Prefixes,
     /// The own subnets by the subnet file.
     pub subnets: Prefixes,
-    /// The own public address.
-    pub public_ip: Ipv4Addr,
+    /// The own address by which the node is known.
+    pub address: IpAddr,
     /// Seconds since 1970.
     pub now_unix: u64,
 }
@@ -150,7 +150,7 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
     same("network", config.networks(), expected.networks)?;
     let own = own.lease()?;
     same("subnet", own.subnets, expected.subnets)?;
-    same("public address", own.attributes.public_ip, expected.public_ip)?;
+    same("public address", own.attributes.node_address(), expected.address)?;
     if !config.is_leasable(own.subnets) {
         return Err(unusable(
             &own.key,

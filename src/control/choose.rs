@@ -1,21 +1,19 @@
 //! Which subnet to take. Pure: leases and configuration in, candidates out; the caller
 //! picks at random.
 
-use std::net::Ipv4Addr;
-
 use crate::config::network::{ConfigFamily, NetworkConfig, SubnetRange};
-use crate::control::lease::{Lease, Lifetime};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::route::{Prefix, Prefixes};
 
-/// The lease that `public_ip` holds already. Of several, a compatible one comes first, then a
+/// The lease that `node` holds already. Of several, a compatible one comes first, then a
 /// reservation, then the one of the last run.
 pub fn held_by<'a>(
     leases: &'a [Lease],
-    public_ip: Ipv4Addr,
+    node: &LeaseAttributes,
     config: &NetworkConfig,
     previous: Option<Prefixes>,
 ) -> Option<&'a Lease> {
-    leases.iter().filter(|lease| lease.attributes.public_ip == public_ip).max_by_key(|lease| {
+    leases.iter().filter(|lease| lease.attributes.is_of_node_of(node)).max_by_key(|lease| {
         (
             config.is_leasable(lease.subnets),
             config.leasable(lease.subnets).is_some(),

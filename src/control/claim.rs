@@ -2,7 +2,7 @@
 //! has it. Packets flow whatever becomes of the claim.
 
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::control::backoff::jittered;
 use crate::control::changes::next_change;
-use crate::control::error::{StoreError, StoreResult};
+use crate::control::error::{StoreError, StoreResult, field_of};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::store::Leased;
@@ -42,10 +42,11 @@ impl SubnetManager {
         }
     }
 
-    /// Claims `public_ip`, or keeps that claim alive, and returns whether it is claimed. A store
+    /// Claims `address`, or keeps that claim alive, and returns whether it is claimed. A store
     /// that takes no claims of this node is logged once, and no reason not to carry packets.
-    pub(super) async fn claim(&self, store: &Leased, public_ip: Ipv4Addr) -> StoreResult<bool> {
-        let claimed = store.claim(public_ip, self.timing.claim_ttl).await;
+    pub(super) async fn claim(&self, store: &Leased, address: IpAddr) -> StoreResult<bool> {
+        let field = field_of(address);
+        let claimed = store.claim(address, self.timing.claim_ttl).await;
         let refusal = match &claimed {
             Err(error @ (StoreError::Refused { .. } | StoreError::File { .. })) => {
                 Some(with_causes(error))
@@ -57,10 +58,10 @@ impl SubnetManager {
         let before = std::mem::replace(&mut self.status.edit().claim_refusal, refusal.clone());
         match refusal {
             Some(why) if before.as_ref() != Some(&why) => warn!(
-                "Cannot claim PublicIP {public_ip}: {why}. Another node with the same PublicIP \
-                 would not be noticed; going on without a claim, and trying again"
+                "Cannot claim {field} {address}: {why}. Another node with the same {field} would \
+                 not be noticed; going on without a claim, and trying again"
             ),
-            None if before.is_some() => info!("PublicIP {public_ip} is claimed now"),
+            None if before.is_some() => info!("{field} {address} is claimed now"),
             Some(_) | None => {}
         }
         Ok(is_claimed)
@@ -77,11 +78,12 @@ impl SubnetManager {
         let mut random = fastrand::Rng::new();
         let mut alarm_at = Instant::now();
         loop {
-            let public_ip = attributes.borrow_and_update().public_ip;
-            let kept = self.claim(store, public_ip).await;
+            let address = attributes.borrow_and_update().node_address();
+            let kept = self.claim(store, address).await;
             match &kept {
                 Ok(true) if self.status.set_duplicate(None) => {
-                    info!("PublicIP {public_ip} is claimed by no other node any more");
+                    let field = field_of(address);
+                    info!("{field} {address} is claimed by no other node any more");
                     alarm_at = Instant::now();
                 }
                 Ok(_) => {}
@@ -111,7 +113,7 @@ impl SubnetManager {
     async fn learn_names(&self, peers: &Peers) {
         let Some(store) = self.store.etcd() else { return };
         let known = Arc::clone(&self.status.edit().names);
-        if peers.values().all(|peer| known.contains_key(&peer.attributes.public_ip)) {
+        if peers.values().all(|peer| known.contains_key(&peer.attributes.node_address())) {
             return;
         }
         match store.names().await {

@@ -1,6 +1,6 @@
 //! Why a store did not do what it was asked, and why a node has no subnet.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use crate::config::whole_file::FileError;
 use crate::control::lease::ValueError;
@@ -18,15 +18,17 @@ pub enum StoreError {
     /// Another writer was there first.
     #[error("another writer changed {0} first")]
     Conflict(String),
-    /// Another node claims this node's PublicIP.
+    /// Another node claims the address by which this node is known.
     #[error(
-        "PublicIP {public_ip} belongs to {holder}, and two nodes must not share a subnet: give \
-         one of them another address with --public-ip or --iface. If that node is gone, its claim \
-         ends within a minute"
+        "{} {address} belongs to {holder}, and two nodes must not share a subnet: give one of \
+         them another address with {} or --iface. If that node is gone, its claim ends within a \
+         minute",
+        field_of(*address),
+        flag_of(*address)
     )]
     Duplicate {
         /// The address.
-        public_ip: Ipv4Addr,
+        address: IpAddr,
         /// The other node, in words.
         holder: String,
     },
@@ -55,6 +57,16 @@ pub enum StoreError {
     /// A file of the local store could not be used.
     #[error("local store: {0}")]
     File(#[from] FileError),
+}
+
+/// What a lease's value calls an address by which a node is known.
+pub fn field_of(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "PublicIP" } else { "PublicIPv6" }
+}
+
+/// The flag that gives a node such an address.
+pub fn flag_of(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "--public-ip" } else { "--public-ipv6" }
 }
 
 /// What a store did.

@@ -4,7 +4,7 @@
 //! A claim stops a node from starting only. A node that runs goes on carrying packets whatever
 //! becomes of its claim.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -60,13 +60,13 @@ impl NodeIdentity {
         serde_json::from_slice(value).ok().filter(|node: &Self| !node.boot_id.is_empty())
     }
 
-    /// Validates the claim of `public_ip` for this node, whose key shows `found`: a value, and the
+    /// Validates the claim of `address` for this node, whose key shows `found`: a value, and the
     /// etcd lease that ends it, 0 for none. `lease` is this run's etcd lease, if that lives, and
     /// `held` is whether the claim was bound to it before. Returns whether the claim is this run's
     /// already; an error if another node has it.
     pub(crate) fn validate(
         &self,
-        public_ip: Ipv4Addr,
+        address: IpAddr,
         found: Option<(&[u8], i64)>,
         lease: Option<i64>,
         held: bool,
@@ -82,7 +82,7 @@ impl NodeIdentity {
         if is_same && !is_copy {
             return Ok(false);
         }
-        Err(StoreError::Duplicate { public_ip, holder: holder.describe(is_copy) })
+        Err(StoreError::Duplicate { address, holder: holder.describe(is_copy) })
     }
 
     /// Its host's name, without what a terminal would obey.
@@ -113,9 +113,11 @@ pub(crate) fn holder_of(value: &[u8], lease: i64) -> Option<NodeIdentity> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
-    const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
     const LEASE: Option<i64> = Some(7);
 
     fn node(hostname: &str, machine_id: Option<&str>, boot_id: &str) -> NodeIdentity {

@@ -2,10 +2,10 @@
 //! flannel's etcd schema. Pure: bytes in, types out.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::de::Error;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -59,9 +59,10 @@ pub enum Lifetime {
 /// The value under a lease's key. Fields are written in flannel's order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LeaseAttributes {
-    /// Where the node receives packets.
-    #[serde(rename = "PublicIP")]
-    pub public_ip: Ipv4Addr,
+    /// Where the node receives packets, if it has an IPv4 address for that. As in flannel's,
+    /// 0.0.0.0 stands for none.
+    #[serde(rename = "PublicIP", serialize_with = "none_as_unspecified")]
+    pub public_ip: Option<Ipv4Addr>,
     /// The same for IPv6.
     #[serde(rename = "PublicIPv6")]
     pub public_ipv6: Option<Ipv6Addr>,
@@ -134,12 +135,40 @@ impl LeaseAttributes {
         public_ip: Ipv4Addr,
         backend_data: Option<RawJson>,
     ) -> Self {
+        Self { backend_data, ..Self::at(backend_type, Some(public_ip), None) }
+    }
+
+    /// The attributes of a node that others reach at these addresses, and no more.
+    pub fn at(
+        backend_type: impl Into<BackendName>,
+        public_ip: Option<Ipv4Addr>,
+        public_ipv6: Option<Ipv6Addr>,
+    ) -> Self {
         Self {
-            public_ip,
-            public_ipv6: None,
+            public_ip: public_ip.filter(|address| !address.is_unspecified()),
+            public_ipv6,
             backend_type: backend_type.into(),
-            backend_data,
+            backend_data: None,
             backend_v6_data: None,
+        }
+    }
+
+    /// The address by which others know the node: its PublicIP, and the PublicIPv6 of one that has
+    /// no other. 0.0.0.0 is nobody's.
+    pub fn node_address(&self) -> IpAddr {
+        let v6 = || self.public_ipv6.map(IpAddr::V6);
+        let known_by = self.public_ip.map(IpAddr::V4).or_else(v6);
+        known_by.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
+    }
+
+    /// Whether both are of one node: of two that have an IPv4 address, that says it. Else that of
+    /// IPv6 does, so that a node keeps its subnet when its network loses IPv4, or gets it.
+    pub fn is_of_node_of(&self, other: &Self) -> bool {
+        match (self.public_ip, other.public_ip) {
+            (Some(own), Some(other)) => own == other,
+            (None, _) | (_, None) => {
+                self.public_ipv6.is_some() && self.public_ipv6 == other.public_ipv6
+            }
         }
     }
 
@@ -183,7 +212,10 @@ impl LeaseAttributes {
         for (Name(name), raw) in fields {
             let text = raw.get();
             match name.as_str() {
-                "publicip" => attributes.public_ip = serde_json::from_str(text)?,
+                "publicip" => {
+                    let address: Ipv4Addr = serde_json::from_str(text)?;
+                    attributes.public_ip = Some(address).filter(|it| !it.is_unspecified());
+                }
                 "publicipv6" => attributes.public_ipv6 = serde_json::from_str(text)?,
                 "backendtype" => {
                     let kind: Option<String> = serde_json::from_str(text)?;
@@ -202,6 +234,14 @@ impl LeaseAttributes {
         }
         Ok((attributes, expires_unix))
     }
+}
+
+#[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn none_as_unspecified<S: Serializer>(
+    address: &Option<Ipv4Addr>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    address.unwrap_or(Ipv4Addr::UNSPECIFIED).serialize(serializer)
 }
 
 /// A time as RFC 3339 or as seconds since 1970; `null` and 0 are none.

@@ -13,7 +13,7 @@ mod state;
 mod twin;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ const RELIST_JITTER: f64 = 0.2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
     /// Who holds it now; `None` if the lease was deleted, or what holds it can't be read.
-    pub new_owner: Option<Ipv4Addr>,
+    pub new_owner: Option<IpAddr>,
 }
 
 /// The time of an event.
@@ -116,7 +116,7 @@ pub(super) struct Machine {
     from_cache: bool,
     own_entry: OwnEntry,
     /// Earlier addresses of this node that the own entry may still show.
-    moved_from: BTreeSet<Ipv4Addr>,
+    moved_from: BTreeSet<IpAddr>,
     /// What a write that got no answer compared with: while the entry is as of then, that write
     /// may still go in.
     unanswered: Option<i64>,
@@ -344,7 +344,7 @@ impl Machine {
     }
 
     /// The own lease is lost, for the reason `why`.
-    fn give_up(&mut self, why: String, new_owner: Option<Ipv4Addr>) {
+    fn give_up(&mut self, why: String, new_owner: Option<IpAddr>) {
         self.warn(format!("The lease of {} {why}; giving it up", self.own.lease.subnets));
         self.own_entry = OwnEntry::Lost;
         self.commands.push(Command::End(End { new_owner }));

@@ -66,7 +66,7 @@ fn inside(
     own: &Lease,
     networks: Prefixes,
 ) -> Result<(Prefixes, Option<Objection>), Objection> {
-    let (of, address) = (lease.subnets, lease.attributes.public_ip);
+    let (of, theirs, ours) = (lease.subnets, &lease.attributes, &own.attributes);
     let Some(subnets) = of.within(networks) else {
         let detail = format!("{of} lies outside the network {networks}");
         return Err((RejectReason::OutsideNetwork, detail));
@@ -74,18 +74,35 @@ fn inside(
     let holds = |address| networks.v4().is_some_and(|network| network.contains(address));
     let v4 = subnets.v4().map(Prefixes::from);
     if v4.unwrap_or(subnets).overlaps(own.subnets) {
-        Err((RejectReason::OverlapsOwn, format!("{of} overlaps this node's {}", own.subnets)))
-    } else if address == own.attributes.public_ip {
-        Err((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
-    } else if !is_host_address(address) {
-        Err((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
-    } else if holds(address) && !holds(own.attributes.public_ip) {
-        // The route to the pods' network leads there, into the tunnel again.
-        let detail = format!("its PublicIP {address} lies in the pods' network {networks}");
-        Err((RejectReason::BadAddress, detail))
-    } else {
-        let unused = subnets.v6().and_then(|_| wrong_ipv6(lease, own, networks));
-        Ok((v4.filter(|_| unused.is_some()).unwrap_or(subnets), unused))
+        return Err((
+            RejectReason::OverlapsOwn,
+            format!("{of} overlaps this node's {}", own.subnets),
+        ));
+    }
+    if let (Some(address), Some(own_address)) = (theirs.public_ip, ours.public_ip) {
+        return if address == own_address {
+            Err((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
+        } else if !is_host_address(address.into()) {
+            Err((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
+        } else if holds(address) && !holds(own_address) {
+            // The route to the pods' network leads there, into the tunnel again.
+            let detail = format!("its PublicIP {address} lies in the pods' network {networks}");
+            Err((RejectReason::BadAddress, detail))
+        } else {
+            let unused = subnets.v6().and_then(|_| wrong_ipv6(lease, own, networks));
+            Ok((v4.filter(|_| unused.is_some()).unwrap_or(subnets), unused))
+        };
+    }
+    // One of the two has no IPv4 address: they know each other by the other one.
+    if v4.is_some() {
+        return Err((RejectReason::BadAddress, "it has no PublicIP".to_owned()));
+    }
+    match wrong_ipv6(lease, own, networks) {
+        None if theirs.public_ipv6.is_none() => {
+            Err((RejectReason::BadAddress, "it has no PublicIPv6".to_owned()))
+        }
+        None => Ok((subnets, None)),
+        Some(objection) => Err(objection),
     }
 }
 
@@ -96,7 +113,7 @@ fn wrong_ipv6(lease: &Lease, own: &Lease, networks: Prefixes) -> Option<Objectio
         return Some((RejectReason::OverlapsOwn, detail));
     }
     let address = lease.attributes.public_ipv6?;
-    let is_host = !(address.is_unspecified() || address.is_loopback() || address.is_multicast());
+    let is_host = is_host_address(address.into());
     if lease.attributes.public_ipv6 == own.attributes.public_ipv6 {
         Some((RejectReason::OwnAddress, format!("its PublicIPv6 {address} is this node's")))
     } else if !is_host || networks.v6().is_some_and(|network| network.contains(address)) {

@@ -228,7 +228,7 @@ impl<'a> Driver<'a> {
             attributes = next_value(&mut self.attributes) => {
                 let before = std::mem::replace(&mut self.told, attributes.clone());
                 // Told again without a change: another address, behind the same PublicIP.
-                if before == attributes || before.public_ip != attributes.public_ip {
+                if before == attributes || before.node_address() != attributes.node_address() {
                     self.manager.store.moved();
                 }
                 Event::Moved(attributes)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tracing::{info, warn};
@@ -36,7 +36,7 @@ fn meet(last: &mut Option<Hindrance>, text: String) {
 }
 
 /// Nodes' names by their PublicIPs.
-pub type Names = BTreeMap<Ipv4Addr, String>;
+pub type Names = BTreeMap<IpAddr, String>;
 
 /// The state of the control plane at one moment.
 #[derive(Debug, Clone, Default)]

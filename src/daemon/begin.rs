@@ -1,6 +1,7 @@
 //! How a start gets its network configuration, interface, subnet and backend, in flanneld's order:
 //! waits for what may still appear, fails on what cannot, and uses the cache if there is no store.
 
+use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tracing::{error, info, warn};
 
 use crate::backend::handover::Handover;
 use crate::backend::running::{Backend, Prepared};
-use crate::backend::setup::{Claim, Setup};
+use crate::backend::setup::{Claim, Setup, addresses};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
@@ -29,7 +30,7 @@ use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, discover, look};
 use crate::host::lock::LockError;
-use crate::route::Prefix;
+use crate::route::{Families, Prefixes};
 
 /// First and longest pause between two attempts to read the network configuration. flanneld's is a
 /// second; with a little less a node is ready within a second of its store.
@@ -86,12 +87,9 @@ impl Start<'_> {
             external: begun.external.clone(),
             interface: begun.interface.clone(),
             follow_address: options.follow_address,
-            network: begun.plan.network.v4.network,
-            former_network: previous.network(),
-            networks_v6: [Some(begun.plan.network.networks()), previous.networks]
-                .map(|networks| networks?.v6()),
-            subnet: v4_of(&begun.held)?,
-            subnet_v6: begun.held.subnets().v6(),
+            networks: begun.plan.network.networks(),
+            former_networks: previous.networks,
+            subnets: begun.held.subnets(),
             attributes: prepared.attributes.clone(),
             control: manager.status(),
             dataplane: options.dataplane,
@@ -113,20 +111,16 @@ impl Start<'_> {
         info!("Found network config - Backend type: {}", plan.network.backend.kind);
         rules::check_bridge(options, &plan.network)?;
         let mut interface = options.interface.clone();
-        if interface.public_ipv6.is_some() && !plan.needs_ipv6_address() {
-            warn!(
-                "--public-ipv6 has no effect: the hosts of this network do not use IPv6 addresses"
-            );
-        }
+        warn_of_idle_addresses(&interface, plan.families());
         if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
             interface.public_ip = Some(address);
         }
         loop {
-            interface.has_ipv6 = plan.needs_ipv6_address();
+            interface.families = plan.families();
             let external = discover(&interface).await?;
-            warn_of_overlap(&external, plan.network.v4.network);
-            let public_ip = external.public_address;
-            let guard = NodeGuard::take(options, manager.cluster(), public_ip).await?;
+            warn_of_overlap(&external, plan.network.networks());
+            let address = external.node_address();
+            let guard = NodeGuard::take(options, manager.cluster(), address).await?;
             match self.acquire_until_leased(plan, &external, &interface, &mut warm).await? {
                 Acquired::Leased(acquired) => {
                     let (plan, own, prepared) = *acquired;
@@ -136,7 +130,7 @@ impl Start<'_> {
                 Acquired::Remembered(remembered, prepared) => {
                     // It takes its own.
                     drop(guard);
-                    let is_for_it = remembered.external.address == external.address;
+                    let is_for_it = remembered.external.address() == external.address();
                     return self.begin_from(*remembered, prepared.filter(|_| is_for_it)).await;
                 }
                 Acquired::Moved(unchanged) => plan = unchanged,
@@ -153,9 +147,9 @@ impl Start<'_> {
     ) -> Result<(Begun, Prepared)> {
         let Remembered { plan, external, known } = remembered;
         rules::check_bridge(self.options, &plan.network)?;
-        let guard = NodeGuard::take(self.options, known.cluster, external.public_address).await?;
-        let has_ipv6 = plan.needs_ipv6_address();
-        let interface = InterfaceOptions { has_ipv6, ..self.options.interface.clone() };
+        let guard = NodeGuard::take(self.options, known.cluster, external.node_address()).await?;
+        let families = plan.families();
+        let interface = InterfaceOptions { families, ..self.options.interface.clone() };
         let held = Held::Cached(known);
         self.go_on(Begun { plan, external, interface, held, guard }, prepared).await
     }
@@ -163,8 +157,8 @@ impl Start<'_> {
     /// Goes by what an earlier run of this process had: neither store nor interface need be there.
     async fn begin_again(self, former: &Former) -> Result<(Begun, Prepared)> {
         let (external, held) = (former.external(), former.held());
-        let (cluster, public_ip) = (self.manager.cluster(), external.public_address);
-        let guard = NodeGuard::take(self.options, cluster, public_ip).await?;
+        let (cluster, address) = (self.manager.cluster(), external.node_address());
+        let guard = NodeGuard::take(self.options, cluster, address).await?;
         let (plan, interface) = (former.plan.clone(), former.interface.clone());
         self.go_on(Begun { plan, external, interface, held, guard }, None).await
     }
@@ -181,7 +175,7 @@ impl Start<'_> {
             None => self.prepare(plan, external, Some(attributes)).await?,
         };
         // What a node publishes does not depend on the cache, but which entry is its own does.
-        if attributes.public_ip == prepared.attributes.public_ip {
+        if attributes.is_of_node_of(&prepared.attributes) {
             attributes.clone_from(&prepared.attributes);
         }
         Ok((begun, prepared))
@@ -197,8 +191,7 @@ impl Start<'_> {
     ) -> Result<Prepared> {
         let claim = Claim {
             external,
-            network: plan.network.v4.network,
-            network_v6: plan.network.networks().v6(),
+            networks: plan.network.networks(),
             previous_subnet: self.previous.subnet(),
             dataplane: self.options.dataplane,
             handover: self.handover,
@@ -223,7 +216,10 @@ impl Start<'_> {
         loop {
             // Made once: what a node publishes may be the output of a command.
             let former = match ready.is_none() && plan.settings.goes_by_former() {
-                true => manager.former(&plan.network, external.public_address).await,
+                true => {
+                    let own = addresses(plan.settings.kind(), external);
+                    manager.former(&plan.network, &own).await
+                }
                 false => Ok(None),
             };
             let made = match (ready.take(), former) {
@@ -256,8 +252,10 @@ impl Start<'_> {
             told.once(&text, |text| warn!("{text}"));
             sleep(backoff.next_wait()).await;
             let found = look(interface, &mut Vec::new()).await;
-            if self.options.follow_address && found.is_ok_and(|it| it.address != external.address) {
-                info!("{} is not the address for the tunnel any more", external.address);
+            if self.options.follow_address
+                && found.is_ok_and(|it| it.address() != external.address())
+            {
+                info!("{} is not the address for the tunnel any more", external.address());
                 return Ok(Acquired::Moved(plan));
             }
             if !is_exhausted {
@@ -266,7 +264,7 @@ impl Start<'_> {
             if let Some(changed) = changed_plan(manager, &plan, &mut told_config).await? {
                 plan = changed;
                 ready = None;
-                if plan.needs_ipv6_address() != interface.has_ipv6 {
+                if plan.families() != interface.families {
                     // The interface has to have an address of each family.
                     return Ok(Acquired::Moved(plan));
                 }
@@ -305,19 +303,34 @@ enum Acquired {
     Moved(Configured),
 }
 
-/// The IPv4 subnet, which every network that this weftd runs with has.
-fn v4_of(held: &Held) -> Result<Prefix> {
-    held.subnets().v4().context("this weftd runs with no network without IPv4")
+/// Warns of addresses for peers that none of them will see.
+fn warn_of_idle_addresses(given: &InterfaceOptions, used: Families<(), ()>) {
+    if given.public_ipv6.is_some() && used.v6().is_none() {
+        warn!("--public-ipv6 has no effect: the hosts of this network do not use IPv6 addresses");
+    }
+    if given.public_ip.is_some() && used.v4().is_none() {
+        warn!("--public-ip has no effect: the hosts of this network do not use IPv4 addresses");
+    }
 }
 
-fn warn_of_overlap(external: &ExternalInterface, network: Prefix) {
-    let ExternalInterface { address, name, .. } = external;
-    if network.contains(*address) {
+fn warn_of_overlap(external: &ExternalInterface, networks: Prefixes) {
+    let name = &external.name;
+    let warn = |address: IpAddr, network: String| {
         warn!(
             "{address} of {name} is in the overlay network {network}, as a pod's address is: in \
-             Kubernetes weftd's pod needs hostNetwork: true, elsewhere choose another Network or \
+             Kubernetes weftd's pod needs hostNetwork: true, elsewhere choose another network or \
              --iface"
         );
+    };
+    if let Some((v4, network)) = external.v4().zip(networks.v4())
+        && network.contains(v4.address)
+    {
+        warn(v4.address.into(), network.to_string());
+    }
+    if let Some((v6, network)) = external.v6().zip(networks.v6())
+        && network.contains(v6.address)
+    {
+        warn(v6.address.into(), network.to_string());
     }
 }
 
@@ -364,6 +377,7 @@ async fn read_config(manager: &SubnetManager) -> Result<Result<NetworkConfig>> {
     };
     match NetworkConfig::parse(&bytes) {
         Err(error @ NetworkConfigError::NoBackendType) => Err(error).context(BACKEND_PHRASE),
+        Err(error @ NetworkConfigError::NoFamily) => Err(error.into()),
         parsed => Ok(parsed.map_err(anyhow::Error::from)),
     }
 }

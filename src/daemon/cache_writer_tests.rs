@@ -59,7 +59,7 @@ fn peers_in(path: &Path) -> usize {
         store: "local /srv",
         networks: "10.5.0.0/16".parse().unwrap(),
         subnets: lease(1, 1).subnets,
-        public_ip: lease(1, 1).attributes.public_ip,
+        address: lease(1, 1).attributes.node_address(),
         now_unix: NOW,
     };
     cache::parse(&bytes, &expected).unwrap().known.peers.len()

@@ -13,7 +13,8 @@ use crate::config::options::InterfaceOptions;
 use crate::control::cache::Known;
 use crate::control::run::Held;
 use crate::daemon::cache_writer::CacheWriter;
-use crate::host::interface::ExternalInterface;
+use crate::host::interface::{ExternalAddress, ExternalInterface};
+use crate::route::Families;
 use crate::status::TunnelEnd;
 
 /// flanneld's phrase, which operators grep for.
@@ -32,13 +33,16 @@ pub(super) struct Configured {
 
 impl Configured {
     pub(super) fn new(network: NetworkConfig) -> anyhow::Result<Self> {
-        let settings = BackendSettings::parse(&network.backend).context(BACKEND_PHRASE)?;
+        let settings = BackendSettings::parse(&network).context(BACKEND_PHRASE)?;
         Ok(Self { network, settings })
     }
 
-    /// Whether the interface has to have an IPv6 address as well.
-    pub(super) fn needs_ipv6_address(&self) -> bool {
-        self.network.v6.is_some() && self.settings.kind().has_ipv6_underlay()
+    /// Of which families the interface has to have an address.
+    pub(super) fn families(&self) -> Families<(), ()> {
+        match self.settings.kind().has_ipv6_underlay() {
+            true => self.network.ranges.map(|_| (), |_| ()),
+            false => Families::default(),
+        }
     }
 }
 
@@ -77,8 +81,9 @@ impl Former {
     pub(super) fn external(&self) -> ExternalInterface {
         let plane = self.plane.borrow();
         let mut external = plane.external.clone();
-        if let Some(TunnelEnd::Udp(at)) = plane.tunnel {
-            external.address = *at.ip();
+        if let Some((TunnelEnd::Udp(at), v4)) = plane.tunnel.zip(external.v4()) {
+            let v4 = ExternalAddress { address: *at.ip(), ..v4 };
+            external.addresses = Families::of_v4(v4, external.v6());
         }
         external
     }

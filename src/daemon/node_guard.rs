@@ -2,7 +2,7 @@
 //! the daemon runs, also when its address changes.
 
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -30,17 +30,17 @@ const DIRECTORY_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct NodeGuard {
     store: String,
-    public_ip: Ipv4Addr,
+    address: IpAddr,
     lock: Option<NodeLock>,
     retry: Duration,
 }
 
 impl NodeGuard {
-    /// Refuses if another daemon is the node of `public_ip` in this store, whose cluster has the
+    /// Refuses if another daemon is the node of `address` in this store, whose cluster has the
     /// number `cluster`. If the lock fails for another reason, the daemon runs without it.
-    pub(super) async fn take(options: &Options, cluster: u64, public_ip: Ipv4Addr) -> Result<Self> {
+    pub(super) async fn take(options: &Options, cluster: u64, address: IpAddr) -> Result<Self> {
         let store = identity(&options.store, cluster).await;
-        let lock = match NodeLock::acquire(&store, public_ip).await {
+        let lock = match NodeLock::acquire(&store, address).await {
             Ok(lock) => Some(lock),
             Err(error @ NodeLockError::Taken { .. }) => {
                 let error = format!("{error}. Nothing was written to the store");
@@ -48,14 +48,14 @@ impl NodeGuard {
             }
             Err(error) => {
                 warn!(
-                    "a second daemon for {public_ip} would not be noticed, going on without its \
+                    "a second daemon for {address} would not be noticed, going on without its \
                      lock: {}",
                     with_causes(&error)
                 );
                 None
             }
         };
-        Ok(Self { store, public_ip, lock, retry: RETRY })
+        Ok(Self { store, address, lock, retry: RETRY })
     }
 
     /// Holds the lock, and changes it for that of the next address.
@@ -72,18 +72,18 @@ impl NodeGuard {
                 () = next_change(&mut attributes) => {}
                 () = sleep(self.retry), if self.lock.is_none() => {}
             }
-            let public_ip = attributes.borrow_and_update().public_ip;
-            if public_ip == self.public_ip && self.lock.is_some() {
+            let address = attributes.borrow_and_update().node_address();
+            if address == self.address && self.lock.is_some() {
                 continue;
             }
-            self.public_ip = public_ip;
-            let lock = NodeLock::acquire(&self.store, public_ip).await;
+            self.address = address;
+            let lock = NodeLock::acquire(&self.store, address).await;
             match &lock {
-                Ok(_) if told.forget() => info!("this daemon has the lock of {public_ip} now"),
+                Ok(_) if told.forget() => info!("this daemon has the lock of {address} now"),
                 Ok(_) => {}
                 Err(error) => told.once(&with_causes(error), |text| {
                     warn!(
-                        "this node has the address {public_ip}, but not the lock of that, trying \
+                        "this node has the address {address}, but not the lock of that, trying \
                          again: {text}"
                     );
                 }),
@@ -111,16 +111,18 @@ async fn identity(store: &StoreOptions, cluster: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[tokio::test]
     async fn the_lock_of_a_taken_address_is_taken_once_it_is_free() {
         let store = format!("test {:016x}", fastrand::u64(..));
         let [before, after] = [1, 2].map(|last| Ipv4Addr::new(192, 0, 2, last));
-        let other = NodeLock::acquire(&store, after).await.unwrap();
-        let lock = Some(NodeLock::acquire(&store, before).await.unwrap());
+        let other = NodeLock::acquire(&store, after.into()).await.unwrap();
+        let lock = Some(NodeLock::acquire(&store, before.into()).await.unwrap());
         let retry = Duration::from_millis(20);
-        let guard = NodeGuard { store: store.clone(), public_ip: before, lock, retry };
+        let guard = NodeGuard { store: store.clone(), address: before.into(), lock, retry };
         let (moved, attributes) = watch::channel(LeaseAttributes::udp(before));
         let kept = tokio::spawn(guard.keep(attributes));
         moved.send_replace(LeaseAttributes::udp(after));
@@ -131,9 +133,9 @@ mod tests {
         };
         let all = async {
             // When it is free, the other one was tried in vain.
-            until(before, false).await;
+            until(before.into(), false).await;
             drop(other);
-            until(after, true).await;
+            until(after.into(), true).await;
         };
         timeout(Duration::from_secs(20), all).await.expect("given up for ever");
         kept.abort();

@@ -2,17 +2,18 @@
 //! packets.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::Workers;
 use crate::backend_kind::{BackendKind, CarriedBy};
+use crate::control::error::field_of;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::status::Names;
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
-use crate::route::Prefix;
+use crate::route::{self, Prefixes};
 use crate::stats::WorkerStats;
 use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
 
@@ -25,23 +26,25 @@ const SHARED_SHOWN_MAX: usize = 4;
 /// The rows, in the order of the subnets, with `names` where the leases have none.
 pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
-    let with_subnet = |lease| Some((Lease::v4(lease)?, lease));
-    let leases: Vec<_> = leases.values().filter_map(with_subnet).collect();
-    let rows = leases.iter().map(|(subnet, lease)| bare(*subnet, lease, names, running.kind));
+    let leases: Vec<_> = leases.values().collect();
+    let rows = leases.iter().map(|lease| bare(lease, names, running.kind));
     let mut rows: Vec<_> = rows.collect();
     let reachability = running.view.reachability.borrow().clone();
     match &running.view.workers {
         Some(Workers { stats, routes, taken, .. }) => {
             let (table, spread) = (routes.table.load(), routes.spread.load());
+            let reached = |peer: &route::Peer| (peer.address, peer.subnet_v6.is_some());
             let mtu_bytes = running.view.state.borrow().mtu_bytes;
             let in_use: BTreeMap<_, _> =
-                table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
+                table.peers().iter().map(|peer| (peer.subnet, reached(peer))).collect();
             for row in &mut rows {
-                let Some(address) = in_use.get(&row.subnet) else { continue };
+                let in_use = row.subnet.and_then(|subnet| Some((subnet, in_use.get(&subnet)?)));
+                let Some((subnet, (address, has_ipv6))) = in_use else { continue };
+                row.ipv6_via = has_ipv6.then_some(Via::Tunnel(*address));
                 let via = Via::Tunnel(*address);
                 (row.via, row.state, row.why) = (via, PeerState::Idle, None);
                 asked(row, &reachability, *address.ip(), Some(address.port()));
-                let path_mtu_bytes = reachability.path_mtus.get(&row.subnet).copied();
+                let path_mtu_bytes = reachability.path_mtus.get(&subnet).copied();
                 row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
                 row.from_source_ports = Some(spread.contains(address.ip()));
                 if let (PeerState::Ok, Some(bytes)) = (row.state, path_mtu_bytes) {
@@ -54,7 +57,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                 }
                 let workers = stats.iter().map(AsRef::as_ref);
                 let by_workers = WorkerStats::traffic(workers, *address.ip());
-                let taken = traffic(taken.of_peer(row.subnet, *address));
+                let taken = traffic(taken.of_peer(subnet, *address));
                 row.traffic = Some(Traffic {
                     packets_sent: by_workers.packets_sent + taken.packets_sent,
                     bytes_sent: by_workers.bytes_sent + taken.bytes_sent,
@@ -69,11 +72,16 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             let plane = running.view.state.borrow().clone();
             let (hosts, port) = (plane.hosts, plane.tunnel.map(TunnelEnd::port));
             let is_asked = running.kind.carried_by() == CarriedBy::Kernel;
-            let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
             for row in &mut rows {
-                if let Some(host) = hosts.get(&row.subnet) {
+                let subnets = row.subnets().map(Prefixes::first);
+                if let Some(host) = subnets.and_then(|subnets| hosts.get(&subnets)) {
+                    // Echoes go over IPv4.
+                    let is_asked = is_asked && host.is_ipv4();
+                    let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
                     (row.via, row.state, row.why) = (Via::Host(*host), unasked, None);
-                    asked(row, &reachability, *host, port);
+                    if let IpAddr::V4(host) = host {
+                        asked(row, &reachability, *host, port);
+                    }
                 } else if running.kind == BackendKind::Alloc {
                     (row.state, row.why) = (PeerState::Unmanaged, None);
                 }
@@ -86,16 +94,16 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
 
 /// Says of leases that name one address that they do, for all else that is known is of that
 /// address. `rows` are those of `leases`, in the same order.
-fn note_shared(rows: &mut [Peer], leases: &[(Prefix, &Lease)], kind: BackendKind) {
-    let mut by_host: BTreeMap<Ipv4Addr, Vec<&Lease>> = BTreeMap::new();
-    for (_, lease) in leases {
-        by_host.entry(lease.attributes.public_ip).or_default().push(lease);
+fn note_shared(rows: &mut [Peer], leases: &[&Lease], kind: BackendKind) {
+    let mut by_host: BTreeMap<IpAddr, Vec<&Lease>> = BTreeMap::new();
+    for lease in leases {
+        by_host.entry(lease.attributes.node_address()).or_default().push(lease);
     }
     by_host.retain(|_, sharing| sharing.len() > 1);
     let notes: BTreeMap<_, _> =
         by_host.into_iter().map(|(host, sharing)| (host, shared(host, &sharing, kind))).collect();
-    for (row, (_, lease)) in rows.iter_mut().zip(leases) {
-        let Some(note) = notes.get(&lease.attributes.public_ip) else { continue };
+    for (row, lease) in rows.iter_mut().zip(leases) {
+        let Some(note) = notes.get(&lease.attributes.node_address()) else { continue };
         let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
         row.why = Some(before + note);
     }
@@ -103,12 +111,16 @@ fn note_shared(rows: &mut [Peer], leases: &[(Prefix, &Lease)], kind: BackendKind
 
 /// A host may have several leases; a node that has moved, or is gone, may have left one behind; or
 /// another has a wrong PublicIP.
-fn shared(host: Ipv4Addr, leases: &[&Lease], kind: BackendKind) -> String {
+fn shared(host: IpAddr, leases: &[&Lease], kind: BackendKind) -> String {
     let shown = leases.iter().take(SHARED_SHOWN_MAX).map(|lease| lease.subnets.to_string());
     let (count, shown) = (leases.len(), shown.collect::<Vec<_>>().join(", "));
     let more = if count > SHARED_SHOWN_MAX { " and more" } else { "" };
     let of_kind = leases.iter().filter(|lease| lease.attributes.backend_type.is(kind));
-    let data: Vec<_> = of_kind.map(|lease| &lease.attributes.backend_data).collect();
+    let data = of_kind.map(|lease| match host {
+        IpAddr::V4(_) => &lease.attributes.backend_data,
+        IpAddr::V6(_) => &lease.attributes.backend_v6_data,
+    });
+    let data: Vec<_> = data.collect();
     let differ = kind == BackendKind::Vxlan && data.windows(2).any(|pair| pair[0] != pair[1]);
     let unless = match differ {
         true => "with more than one VtepMAC or VNI, of which its VXLAN device has one each, so",
@@ -117,7 +129,8 @@ fn shared(host: Ipv4Addr, leases: &[&Lease], kind: BackendKind) -> String {
     format!(
         "{count} leases name {host} ({shown}{more}); {unless} packets for the pods of one reach a \
          host that does not take them: release what is stale (`weft lease`), or correct the \
-         PublicIP of the node that has another address"
+         {} of the node that has another address",
+        field_of(host)
     )
 }
 
@@ -134,12 +147,11 @@ fn asked(row: &mut Peer, reachability: &Reachability, host: Ipv4Addr, port: Opti
 }
 
 /// A lease that the backend does not know, or not yet.
-fn bare(subnet: Prefix, lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
-    // In etcd a lease has no name but its subnet; the claim of its address has.
-    let own = Some(lease.key.clone()).filter(|key| !key.starts_with(&subnet.key()));
-    let node = own.or_else(|| names.get(&lease.attributes.public_ip).cloned());
-    let via = Via::Host(lease.attributes.public_ip);
-    let ipv6_subnet = lease.subnets.v6();
+fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
+    // In etcd a lease has no name but its subnets; the claim of its address has.
+    let own = Some(lease.key.clone()).filter(|key| Prefixes::from_key(key).is_none());
+    let address = lease.attributes.node_address();
+    let (node, via) = (own.or_else(|| names.get(&address).cloned()), Via::Host(address));
     let lease_expires_unix = match lease.lifetime {
         Lifetime::Leased { expires_unix, .. } => expires_unix,
         Lifetime::Reservation => None,
@@ -158,8 +170,11 @@ fn bare(subnet: Prefix, lease: &Lease, names: &Names, kind: BackendKind) -> Peer
             (PeerState::OtherBackend, Some(why))
         }
     };
-    let (backend, peer) = (Some(other.to_string()), Peer::new(subnet, node, via, state));
-    Peer { ipv6_subnet, backend, lease_expires_unix, why, ..peer }
+    let has_way = kind.has_ipv6_underlay() && lease.subnets.v6().is_some();
+    let ipv6_host = lease.attributes.public_ipv6.filter(|_| has_way);
+    let ipv6_via = ipv6_host.map(|host| Via::Host(host.into()));
+    let (backend, peer) = (Some(other.to_string()), Peer::new(lease.subnets, node, via, state));
+    Peer { ipv6_via, backend, lease_expires_unix, why, ..peer }
 }
 
 /// What the kernel's programs took.
@@ -176,6 +191,7 @@ pub(super) fn traffic(taken: PeerCounts) -> Traffic {
 mod tests {
     use super::*;
     use crate::control::lease::{LeaseAttributes, RawJson};
+    use crate::route::Prefix;
 
     /// Leases of these subnets and addresses, with this data.
     fn rows(leases: &[(&str, u8, &str)], kind: BackendKind) -> Vec<Peer> {
@@ -183,23 +199,19 @@ mod tests {
             let subnet: Prefix = subnet.parse().unwrap();
             let public_ip = Ipv4Addr::new(192, 0, 2, *last);
             let data = serde_json::from_str(data).map(RawJson).ok();
-            let lease = Lease {
+            Lease {
                 subnets: subnet.into(),
                 key: subnet.key(),
                 attributes: LeaseAttributes::of(kind, public_ip, data),
                 revision: 1,
                 created_revision: 1,
                 lifetime: Lifetime::Reservation,
-            };
-            (subnet, lease)
+            }
         };
         let leases: Vec<_> = leases.iter().map(lease).collect();
-        let leases: Vec<_> = leases.iter().map(|(subnet, lease)| (*subnet, lease)).collect();
+        let leases: Vec<_> = leases.iter().collect();
         let names = Names::default();
-        let bare = |(subnet, lease): &(Prefix, &Lease)| Peer {
-            why: None,
-            ..bare(*subnet, lease, &names, kind)
-        };
+        let bare = |lease: &&Lease| Peer { why: None, ..bare(lease, &names, kind) };
         let mut rows: Vec<_> = leases.iter().map(bare).collect();
         rows[0].why = Some("before".to_owned());
         note_shared(&mut rows, &leases, kind);

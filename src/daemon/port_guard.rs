@@ -3,7 +3,6 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -18,16 +17,15 @@ use crate::control::lease::Peers;
 use crate::daemon::configured::Configured;
 use crate::netfilter::guard::{Guard, TunnelGuard, table_name};
 use crate::netfilter::guard_keeper::{GuardKeeper, remove_left_guard};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 use crate::status;
 
 /// Who may send to the tunnel's port.
 pub(super) struct PortGuard {
-    network: Prefix,
-    /// That of IPv6, where a tunnel runs over it.
-    network_v6: Option<Prefix<Ipv6Addr>>,
-    /// The network of the run before, if it was another one.
-    former: Option<Prefix>,
+    /// Those of the families that a tunnel runs over.
+    networks: Prefixes,
+    /// The networks of the run before, if they were others.
+    former: Option<Prefixes>,
     /// Nothing if it was not asked for.
     keeper: Option<GuardKeeper>,
 }
@@ -35,15 +33,15 @@ pub(super) struct PortGuard {
 impl PortGuard {
     /// By the options.
     pub(super) fn new(options: RuleOptions, plan: &Configured, previous: &Previous) -> Self {
-        let (network, kind) = (plan.network.v4.network, plan.settings.kind());
-        let former = previous.network().filter(|former| *former != network);
+        let (networks, kind) = (plan.network.networks(), plan.settings.kind());
+        let networks = if kind.has_ipv6_underlay() { networks } else { networks.first() };
+        let former = previous.networks.filter(|it| table_name(*it) != table_name(networks));
         if options.guard && !kind.has_port() {
             warn!("--guard has no effect: the {kind} backend has no tunnel");
         }
         let is_kept = options.guard && kind.has_port();
         let keeper = is_kept.then(|| GuardKeeper::new(options.resync));
-        let network_v6 = plan.network.networks().v6().filter(|_| kind.has_device());
-        Self { network, network_v6, former, keeper }
+        Self { networks, former, keeper }
     }
 
     /// An error if it was asked for and nft can't be run: the operator counts on it.
@@ -69,10 +67,10 @@ impl PortGuard {
             remove_left_guard(former).await;
         }
         let Some(keeper) = self.keeper else {
-            remove_left_guard(self.network).await;
+            remove_left_guard(self.networks).await;
             return pending().await;
         };
-        let networks = (self.network, self.network_v6);
+        let networks = self.networks;
         let (wanted, receiver) = watch::channel(None);
         let follow = async {
             // Before the first time nobody knows the peers.
@@ -94,17 +92,16 @@ impl PortGuard {
 }
 
 /// The guard for these peers; nothing while there is no tunnel.
-fn guard(
-    peers: &Peers,
-    plane: &PlaneState,
-    (network, network_v6): (Prefix, Option<Prefix<Ipv6Addr>>),
-) -> Option<Guard> {
-    let (tunnel, table) = (plane.tunnel?, table_name(network));
+fn guard(peers: &Peers, plane: &PlaneState, networks: Prefixes) -> Option<Guard> {
+    let (tunnel, table) = (plane.tunnel?, table_name(networks));
     let addresses = || peers.values().map(|lease| &lease.attributes);
-    let v6 = network_v6.map(|network| {
+    let v4 = networks.v4().map(|network| {
+        let peers = addresses().filter_map(|it| it.public_ip).collect();
+        TunnelGuard { table: table.clone(), tunnel, network, peers }
+    });
+    let v6 = networks.v6().map(|network| {
         let peers = addresses().filter_map(|it| it.public_ipv6).collect();
         TunnelGuard { table: table.clone(), tunnel, network, peers }
     });
-    let peers = addresses().map(|it| it.public_ip).collect();
-    Some(Guard { v4: TunnelGuard { table, tunnel, network, peers }, v6 })
+    Some(Guard { table, tunnel, v4, v6 })
 }

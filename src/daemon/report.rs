@@ -188,21 +188,22 @@ impl Report {
     }
 }
 
-fn lease(running: &Running, plane: &PlaneState) -> Option<Lease> {
+fn lease(running: &Running, plane: &PlaneState) -> Lease {
     let Running { networks, subnets, .. } = running;
-    let ipv6 = || {
-        let (network, subnet) = networks.v6().zip(subnets.v6())?;
-        let public_ip = plane.external.v6.map(|v6| v6.public_address);
-        Some(LeaseIpv6 { network, subnet, public_ip })
-    };
-    let (network, subnet) = networks.v4().zip(subnets.v4())?;
-    let (public_ip, mtu_bytes) = (plane.external.public_address, plane.mtu_bytes);
-    Some(Lease { network, subnet, public_ip, mtu_bytes, ipv6: ipv6() })
+    let (v4, v6) = (plane.external.v4(), plane.external.v6());
+    let ipv6 = networks.v6().zip(subnets.v6()).map(|(network, subnet)| LeaseIpv6 {
+        network,
+        subnet,
+        public_ip: v6.map(|v6| v6.public_address),
+    });
+    let (network, subnet) = networks.v4().zip(subnets.v4()).unzip();
+    let public_ip = subnet.and(v4).map(|v4| v4.public_address);
+    Lease { network, subnet, public_ip, mtu_bytes: plane.mtu_bytes, ipv6 }
 }
 
 fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &DropLooks) {
     let plane = running.view.state.borrow().clone();
-    status.lease = lease(running, &plane);
+    status.lease = Some(lease(running, &plane));
     status.device_drops = device_drops(&plane);
     status.subnet_file = Some(running.subnet_file.borrow().clone());
     status.rules = running.rules.as_ref().map(|(flavour, state)| Rules {

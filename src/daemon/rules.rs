@@ -71,8 +71,10 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
     if network.enable_nftables || !(masquerade || forward) {
         return Ok(());
     }
-    let asked = &BRIDGE_FILTERS[..network.v6.map_or(1, |_| 2)];
-    let missing = asked.iter().find_map(|path| Some((path, std::fs::metadata(path).err()?)));
+    let asked = [network.v4().is_some(), network.v6().is_some()];
+    let asked = BRIDGE_FILTERS.iter().zip(asked).filter(|(_, is_asked)| *is_asked);
+    let missing =
+        asked.map(|(path, _)| path).find_map(|path| Some((path, std::fs::metadata(path).err()?)));
     let Some((path, error)) = missing else { return Ok(()) };
     if matches!(options.store, StoreOptions::Kube(_)) {
         anyhow::bail!(

@@ -188,8 +188,8 @@ fn not_set_up(done: &BackendCounts, peers: usize, is_dual: bool) -> Option<Strin
 /// Which peers have another backend.
 fn other_backend(peers: &[Peer]) -> Option<String> {
     let mut peers = peers.iter().filter(|peer| peer.state == PeerState::OtherBackend);
-    let Peer { subnet, via, why, .. } = peers.next()?;
-    let others = others(peers.count());
+    let peer @ Peer { via, why, .. } = peers.next()?;
+    let (subnet, others) = (peer.shown_subnet(), others(peers.count()));
     Some(format!("peer {subnet} at {via}{others}: {}", why.as_deref().unwrap_or_default()))
 }
 
@@ -217,7 +217,8 @@ fn unreached(peers: &[Peer], strangers: &str) -> Option<(Cause, String)> {
         None => format!("never heard, sent to for {}", go_seconds(in_use(first))),
     };
     let others = others(unreached.count() - 1);
-    let Peer { subnet, via, state, why, .. } = first;
+    let Peer { via, state, why, .. } = first;
+    let subnet = first.shown_subnet();
     let (state, why) = (state.name().to_uppercase(), why.as_deref().unwrap_or_default());
     let text = format!("peer {subnet} at {via} is {state}: {since}{others}: {why}{strangers}");
     Some((cause, text))

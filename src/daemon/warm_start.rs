@@ -17,7 +17,7 @@ use crate::control::error::StoreError;
 use crate::daemon::cache_writer::cache_path;
 use crate::daemon::configured::Configured;
 use crate::host::interface::{ExternalInterface, discover};
-use crate::route::Prefixes;
+use crate::route::{Families, Prefixes};
 
 /// How long a start that could use the cache waits for the store first. Traffic is promised within
 /// a second, part of which is needed for device, address and route. A healthy store answers within
@@ -92,14 +92,18 @@ async fn recall(
     let bytes = whole_file::read_private(&cache_path(&options.subnet_file), cache::BYTES_MAX)?;
     let Some(bytes) = bytes else { bail!("there is none") };
     let mut interface = options.interface.clone();
+    // The families that hosts have addresses of depend on the backend, which the cache says.
+    if networks.v4().is_none() {
+        interface.families = Families::of_v6(None, ());
+    }
     let mut external = discover(&interface).await?;
     let (store, now_unix) = (&options.store.identity(), clock::unix_seconds());
-    let public_ip = external.public_address;
-    let cache = cache::parse(&bytes, &Expected { store, networks, subnets, public_ip, now_unix })?;
+    let address = external.node_address();
+    let cache = cache::parse(&bytes, &Expected { store, networks, subnets, address, now_unix })?;
     let plan =
         Configured::new(cache.config).context("the network configuration in it cannot be used")?;
-    if plan.needs_ipv6_address() {
-        interface.has_ipv6 = true;
+    if plan.families() != interface.families {
+        interface.families = plan.families();
         external = discover(&interface).await?;
     }
     Ok(Remembered { plan, external, known: cache.known })
@@ -118,6 +122,7 @@ mod tests {
     use super::*;
     use crate::control::error::AcquireError;
     use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+    use crate::host::interface::ExternalAddress;
 
     fn config(text: &str) -> NetworkConfig {
         NetworkConfig::parse(text.as_bytes()).unwrap()
@@ -145,14 +150,9 @@ mod tests {
             peers: std::sync::Arc::default(),
         };
         let plan = Configured::new(config(r#"{"Network":"10.5.0.0/16"}"#)).unwrap();
-        let external = ExternalInterface {
-            name: "eth0".to_owned(),
-            index: 2,
-            address,
-            public_address: address,
-            v6: None,
-            mtu_bytes: 1500,
-        };
+        let addresses = Families::of_v4(ExternalAddress::of(address, None), None);
+        let name = "eth0".to_owned();
+        let external = ExternalInterface { name, index: 2, addresses, mtu_bytes: 1500 };
         let offer = Some(Ok(Remembered { plan, external, known }));
         WarmStart { path: "/run/flannel/subnet.env.cache".into(), offer }
     }

@@ -3,7 +3,7 @@
 //! subscription to the kernel's events and replaces it when it breaks. Edits nothing.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -12,13 +12,13 @@ use tracing::{info, warn};
 use crate::config::options::InterfaceOptions;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{
-    ExternalInterface, ExternalV6, InterfaceError, look, usable_addresses,
+    ExternalAddress, ExternalInterface, InterfaceError, look, usable_addresses,
 };
 use crate::host::listing::Listing;
 use crate::host::netlink::events::Events;
 use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::{KernelFamily, Link};
-use crate::route::Prefix;
+use crate::route::{Families, Prefix};
 
 /// How long the external interface may be without its address before the next one is taken:
 /// whoever replaces it removes the old one first. Also how often it is then looked for.
@@ -67,7 +67,7 @@ pub struct HostFollower {
     /// Links that had its address too while it had it, such as `kube-ipvs0`: they lead nowhere.
     doubles: Vec<u32>,
     /// The interface's other addresses while it had its own, with when they were first seen.
-    beside: BTreeMap<Ipv4Addr, Instant>,
+    beside: BTreeMap<IpAddr, Instant>,
     /// What was left for one of these, to return to it.
     left: Option<ExternalInterface>,
     /// The last listing.
@@ -131,10 +131,12 @@ impl HostFollower {
         self.lost.as_ref()
     }
 
-    /// The same of the IPv6 address that peers send to, unless that is `--public-ipv6`.
+    /// The same of the IPv6 address that peers send to beside the one of IPv4, unless that is
+    /// `--public-ipv6`.
     pub fn lost_v6_address(&self) -> Option<String> {
         let external = &self.following.external;
-        let v6 = external.v6.filter(|v6| v6.address == v6.public_address)?;
+        external.v4()?;
+        let v6 = external.v6().filter(|v6| v6.address == v6.public_address)?;
         self.v6_away_since.filter(|since| since.elapsed() >= AWAY)?;
         Some(format!(
             "{} has lost its IPv6 address {}, to which peers send, or it must not be used any \
@@ -176,16 +178,17 @@ impl HostFollower {
         let listing = self.read().await?;
         let external = &mut self.following.external;
         if let Some(left) = self.left.take_if(|left| {
-            carrier(left.address, &left.name, &[], &listing)
+            carrier(left.address(), &left.name, &[], &listing)
                 .is_some_and(|link| link.id.index == external.index)
         }) {
-            let (name, from, to) = (&left.name, external.address, left.address);
+            let (name, from, to) = (&left.name, external.address(), left.address());
             info!("the address of {name} goes back from {from} to {to}, which is there again");
             *external = left;
         }
-        let carrier = carrier(external.address, &external.name, &self.doubles, &listing);
+        let address = external.address();
+        let carrier = carrier(address, &external.name, &self.doubles, &listing);
         if let Some(link) = carrier {
-            let doubles = owners(external.address, &listing).filter(|other| other.id != link.id);
+            let doubles = owners(address, &listing).filter(|other| other.id != link.id);
             self.doubles = doubles.map(|double| double.id.index).collect();
             external.name.clone_from(&link.id.name);
             (external.index, external.mtu_bytes) = (link.id.index, link.mtu_bytes);
@@ -200,7 +203,8 @@ impl HostFollower {
             }
             let all = listing.addresses.iter();
             let owned = all.filter(|owned| owned.interface_index == link.id.index);
-            let others = owned.map(|owned| owned.address).filter(|own| *own != external.address);
+            let owned = owned.map(|owned| IpAddr::V4(owned.address));
+            let others = owned.filter(|own| *own != address);
             let since = |other| (other, *self.beside.get(&other).unwrap_or(&self.begun));
             self.beside = others.map(since).collect();
             self.follow_v6(&listing);
@@ -216,7 +220,7 @@ impl HostFollower {
     /// other.
     fn follow_v6(&mut self, listing: &Listing) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
-        let Some(v6) = external.v6 else { return };
+        let Some(v6) = external.v6() else { return };
         let usable = usable_addresses(&listing.v6(), external.index);
         let is_away = !usable.contains(&v6.address);
         self.v6_away_since = is_away.then(|| self.v6_away_since.unwrap_or_else(Instant::now));
@@ -228,7 +232,8 @@ impl HostFollower {
             "the IPv6 address of {} went from {} to {next}; following",
             external.name, v6.address
         );
-        external.v6 = Some(ExternalV6::of(*next, interface.public_ipv6));
+        let v6 = ExternalAddress::of(*next, interface.public_ipv6);
+        external.addresses = Families::of_v6(external.v4(), v6);
         self.v6_away_since = None;
     }
 
@@ -275,22 +280,26 @@ impl HostFollower {
     async fn take_next_address(&mut self) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
         let mut found = look(interface, &mut Vec::new()).await;
-        if found.is_err() && interface.has_ipv6 {
+        if let (Err(_), Some(v4), Some(v6)) = (&found, external.v4(), external.v6()) {
             // Without an address of IPv6 that of IPv4 is followed all the same.
-            let alone = InterfaceOptions { has_ipv6: false, ..interface.clone() };
-            let v4 = look(&alone, &mut Vec::new()).await;
-            found = v4.map(|found| ExternalInterface { v6: external.v6, ..found });
+            let alone = InterfaceOptions { families: Families::default(), ..interface.clone() };
+            let looked = look(&alone, &mut Vec::new()).await;
+            found = looked.map(|found| {
+                let addresses = Families::of_v6(found.v4().or(Some(v4)), v6);
+                ExternalInterface { addresses, ..found }
+            });
         }
         let now = Instant::now();
         let is_steady = found.as_ref().is_ok_and(|found| {
-            let first_seen = self.beside.get(&found.address);
+            let first_seen = self.beside.get(&found.address());
             first_seen.is_some_and(|first_seen| now.duration_since(*first_seen) >= STEADY)
         });
         let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
         self.lost = None;
         match next_address(external, found, *follow_address) {
-            Ok(Some(ExternalInterface { name, address, .. })) if is_steady && away < STEADY => {
-                let (from, seconds) = (external.address, STEADY.as_secs());
+            Ok(Some(found)) if is_steady && away < STEADY => {
+                let (name, address) = (&found.name, found.address());
+                let (from, seconds) = (external.address(), STEADY.as_secs());
                 self.lose(format!(
                     "{name} no longer has the address {from}; without it for {seconds} s, weftd \
                      takes {address}"
@@ -299,7 +308,7 @@ impl HostFollower {
             Ok(Some(found)) => {
                 // A way back only from an address that stands in.
                 self.left = is_steady.then(|| external.clone());
-                let (name, from, to) = (&found.name, external.address, found.address);
+                let (name, from, to) = (&found.name, external.address(), found.address());
                 info!("the address of {name} went from {from} to {to}; following");
                 *external = found;
                 self.away_since = None;
@@ -326,7 +335,7 @@ fn subscribe(following: &Following) -> netlink::Result<Events> {
 /// known, by its name; else one that leads to other hosts: hosts that announce their address to
 /// routers have it on `lo` too, which leads nowhere, nor do its `doubles`.
 fn carrier<'a>(
-    address: Ipv4Addr,
+    address: IpAddr,
     known: &str,
     doubles: &[u32],
     host: &'a Listing,
@@ -337,7 +346,7 @@ fn carrier<'a>(
 }
 
 /// The links that have `address`, and could carry packets.
-fn owners(address: Ipv4Addr, host: &Listing) -> impl Iterator<Item = &Link> {
+fn owners(address: IpAddr, host: &Listing) -> impl Iterator<Item = &Link> {
     host.links.iter().filter(move |link| link.mtu_bytes > 0 && host.has(link, address))
 }
 
@@ -348,12 +357,12 @@ fn next_address(
     found: Result<ExternalInterface, InterfaceError>,
     follow_address: bool,
 ) -> Result<Option<ExternalInterface>, String> {
-    let ExternalInterface { name, address: from, .. } = before;
+    let (name, from) = (&before.name, before.address());
     let lost = format!("{name} no longer has the address {from}");
     let found =
         found.map_err(|error| format!("{lost}; waiting for one: {}", with_causes(&error)))?;
-    let (other, to) = (&found.name, found.address);
-    match (to == *from, other == name) {
+    let (other, to) = (&found.name, found.address());
+    match (to == from, other == name) {
         (true, true) => Ok(None),
         (true, false) => Err(format!("{lost}, only {other} has it; waiting for it to come back")),
         (false, false) => Err(format!(
@@ -370,6 +379,8 @@ fn next_address(
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::host::state::Address;
     use crate::host::state::tests::{address, link};
@@ -381,9 +392,9 @@ mod tests {
     }
 
     fn interface(name: &str, last: u8) -> ExternalInterface {
-        let address = Ipv4Addr::new(192, 0, 2, last);
-        let (name, public_address) = (name.to_owned(), address);
-        ExternalInterface { name, index: 2, address, public_address, v6: None, mtu_bytes: 1500 }
+        let v4 = ExternalAddress::of(Ipv4Addr::new(192, 0, 2, last), None);
+        let (name, addresses) = (name.to_owned(), Families::of_v4(v4, None));
+        ExternalInterface { name, index: 2, addresses, mtu_bytes: 1500 }
     }
 
     #[test]
@@ -392,7 +403,7 @@ mod tests {
         let found = |known, owners: &[u32], doubles: &[u32]| {
             let addresses = owners.iter().copied().map(on).collect();
             let host = Listing { links: links.to_vec(), addresses, ..Listing::default() };
-            carrier(ADDRESS, known, doubles, &host).map(|link| link.id.name.clone())
+            carrier(ADDRESS.into(), known, doubles, &host).map(|link| link.id.name.clone())
         };
         assert_eq!(found("eth1", &[1, 2, 3], &[2]).as_deref(), Some("eth1"));
         assert_eq!(found("eth1", &[1, 2], &[]).as_deref(), Some("eth0"), "renamed, or moved");

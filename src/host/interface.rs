@@ -11,8 +11,8 @@ use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
 use crate::host::listing::{FamilyListing, Listing};
 use crate::host::netlink::{self, NetlinkError};
-use crate::host::state::{Address, KernelFamily, Link, PathToHost};
-use crate::route::IpAddress;
+use crate::host::state::{Address, KernelFamily, Link, NextHop, PathToHost, Route, RouteKind};
+use crate::route::{Families, IpAddress};
 
 /// The interface that the tunnel runs over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,29 +21,55 @@ pub struct ExternalInterface {
     pub name: String,
     /// The kernel's index of it.
     pub index: u32,
-    /// The local address that the socket is bound to.
-    pub address: Ipv4Addr,
-    /// The address that peers send to; differs from `address` behind a NAT.
-    pub public_address: Ipv4Addr,
-    /// Its IPv6 addresses, if nodes have any.
-    pub v6: Option<ExternalV6>,
+    /// Its addresses of each family by which hosts reach each other.
+    pub addresses: Families<ExternalAddress, ExternalAddress<Ipv6Addr>>,
     /// Largest IP packet it carries, in bytes; never 0.
     pub mtu_bytes: u32,
 }
 
-/// The IPv6 addresses of the external interface.
+/// The addresses of one family of the external interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExternalV6 {
-    /// Its own.
-    pub address: Ipv6Addr,
-    /// The one that peers send to.
-    pub public_address: Ipv6Addr,
+pub struct ExternalAddress<A: IpAddress = Ipv4Addr> {
+    /// Its own, to which sockets are bound.
+    pub address: A,
+    /// The one that peers send to; differs from `address` behind a NAT.
+    pub public_address: A,
 }
 
-impl ExternalV6 {
+impl<A: IpAddress> ExternalAddress<A> {
     /// An interface's `address`, unless peers are told another.
-    pub fn of(address: Ipv6Addr, public_ipv6: Option<Ipv6Addr>) -> Self {
-        Self { address, public_address: public_ipv6.unwrap_or(address) }
+    pub fn of(address: A, public_address: Option<A>) -> Self {
+        Self { address, public_address: public_address.unwrap_or(address) }
+    }
+}
+
+impl ExternalInterface {
+    /// Its IPv4 addresses, if nodes need any.
+    pub fn v4(&self) -> Option<ExternalAddress> {
+        self.addresses.v4()
+    }
+
+    /// Its IPv6 addresses, if nodes need any.
+    pub fn v6(&self) -> Option<ExternalAddress<Ipv6Addr>> {
+        self.addresses.v6()
+    }
+
+    /// Its own address, by which it is found again: of IPv4, if it has to have one.
+    pub fn address(&self) -> IpAddr {
+        match (self.v4(), self.v6()) {
+            (Some(v4), _) => v4.address.into(),
+            (None, Some(v6)) => v6.address.into(),
+            (None, None) => Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+
+    /// The address that peers send to, of the same family: the one by which others know the node.
+    pub fn node_address(&self) -> IpAddr {
+        match (self.v4(), self.v6()) {
+            (Some(v4), _) => v4.public_address.into(),
+            (None, Some(v6)) => v6.public_address.into(),
+            (None, None) => Ipv4Addr::UNSPECIFIED.into(),
+        }
     }
 }
 
@@ -73,40 +99,45 @@ pub async fn look(
     options: &InterfaceOptions,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
-    let mut host = Listing::with_routes(|destination| destination.length_bits() == 0).await?;
-    if options.has_ipv6 {
-        host.addresses_v6 = netlink::addresses().await?;
-    }
-    let path = OptionFuture::from(options.can_reach.map(path_to)).await;
+    let host = Listing::with_default_routes(options.families).await?;
+    let path = options.can_reach.map(|destination| path_to(destination, options.families));
+    let path = OptionFuture::from(path).await;
     select(options, &host, path, notes)
 }
 
-async fn path_to(destination: IpAddr) -> Found<PathToHost> {
-    match destination.to_canonical() {
-        IpAddr::V4(destination) => {
-            let path = netlink::path_to(destination).await;
-            path.map_err(|error| with_causes(&error))
+async fn path_to(destination: IpAddr, families: Families<(), ()>) -> Found<PathToHost> {
+    let path = match (destination.to_canonical(), families.v4(), families.v6()) {
+        (IpAddr::V4(destination), Some(()), _) => netlink::path_to(destination).await,
+        (IpAddr::V6(destination), _, Some(())) => netlink::path_to(destination).await,
+        (IpAddr::V4(_), None, _) => {
+            return Err(format!("{destination} is an IPv4 address, but the network has no IPv4"));
         }
-        IpAddr::V6(destination) => {
-            Err(format!("{destination} is an IPv6 address, but the tunnel runs over IPv4"))
+        (IpAddr::V6(_), _, None) => {
+            return Err(format!("{destination} is an IPv6 address, but the tunnel runs over IPv4"));
         }
-    }
+    };
+    path.map_err(|error| with_causes(&error))
 }
 
 /// Chooses by flannel's order: `--iface` in order, then `--iface-regex` in order, then
-/// `--iface-can-reach`; with none of them the owner of `--public-ip`, else the default route's
-/// interface. `notes` receives the lines that operators expect in the log.
+/// `--iface-can-reach`; with none of them the owner of `--public-ip`, or of `--public-ipv6` in a
+/// network without IPv4, else the default route's interface. `notes` receives the lines that
+/// operators expect in the log.
 pub fn select(
     options: &InterfaceOptions,
     host: &Listing,
     path: Option<Found<PathToHost>>,
     notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
-    let InterfaceOptions { interfaces, regexes, can_reach, public_ip, .. } = options;
+    let InterfaceOptions { interfaces, regexes, can_reach, .. } = options;
     let mut search = Search { host, options, notes };
     if interfaces.is_empty() && regexes.is_empty() && can_reach.is_none() {
-        let found = match public_ip {
-            Some(address) => search.by_address(IpAddr::V4(*address)),
+        let public = match options.families.v4() {
+            Some(()) => options.public_ip.map(IpAddr::V4),
+            None => options.public_ipv6.map(IpAddr::V6),
+        };
+        let found = match public {
+            Some(address) => search.by_address(address),
             None => search.by_default_route(),
         };
         let found = found.and_then(|found| search.complete(found));
@@ -168,13 +199,14 @@ impl<'a> Search<'a> {
 
     fn by_address(&mut self, address: IpAddr) -> Found<Choice<'a>> {
         self.notes.push(format!("Searching for interface using {address}"));
+        let flag = if address.is_ipv4() { "--public-ip" } else { "--public-ipv6" };
         let no_owner = format!(
-            "error looking up interface {address}: no interface with given IP found; a --public-ip \
+            "error looking up interface {address}: no interface with given IP found; a {flag} \
              that no interface owns (NAT) needs --iface as well"
         );
         let address = address.to_canonical();
         let link = self.useful_first().find(|link| match address {
-            IpAddr::V4(address) => self.host.has(link, address),
+            IpAddr::V4(address) => self.host.v4().has(link, address),
             IpAddr::V6(address) => {
                 usable_addresses(&self.host.v6(), link.id.index).contains(&address)
             }
@@ -199,6 +231,7 @@ impl<'a> Search<'a> {
         }
         for link in self.useful_first() {
             let v4 = usable_addresses(&self.host.v4(), link.id.index).into_iter().map(IpAddr::V4);
+            let v4 = v4.filter(|_| self.options.families.v4().is_some());
             let v6 = usable_addresses(&self.host.v6(), link.id.index).into_iter().map(IpAddr::V6);
             let matched = v4.chain(v6).find(|address| pattern.is_match(&address.to_string()));
             if matched.is_some() {
@@ -220,8 +253,7 @@ impl<'a> Search<'a> {
         self.notes
             .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
         let found = path.and_then(|path| {
-            let address = path.preferred_source.map(IpAddr::V4);
-            Ok(Choice { link: self.link(path.interface_index)?, address })
+            Ok(Choice { link: self.link(path.interface_index)?, address: path.preferred_source })
         });
         found.map_err(|reason| format!("failed to get ifcanreach based interface: {reason}"))
     }
@@ -230,15 +262,18 @@ impl<'a> Search<'a> {
     /// the lowest metric first.
     fn by_default_route(&mut self) -> Found<Choice<'a>> {
         self.notes.push("Determining IP address of default interface".to_owned());
-        let default = self.host.routes.iter().find(|route| route.destination.length_bits() == 0);
-        let found = match default.map(|default| default.next_hops.as_slice()) {
+        let (is_v4, v4, v6) =
+            (self.options.families.v4().is_some(), self.host.v4(), self.host.v6());
+        let hops = if is_v4 { default_hops(v4.routes) } else { default_hops(v6.routes) };
+        let found = match hops {
             Some([hop]) => self.link(hop.interface_index),
             Some(_) => Err("found default route but could not determine interface (it is \
                             multipath or a blackhole); name the interface with --iface"
                 .to_owned()),
             None => Err("unable to find default route; name the interface with --iface".to_owned()),
         };
-        let link = found.map_err(|why| format!("failed to get default interface: {why}"))?;
+        let what = if is_v4 { "default" } else { "default v6" };
+        let link = found.map_err(|why| format!("failed to get {what} interface: {why}"))?;
         Ok(Choice { link, address: None })
     }
 
@@ -249,37 +284,53 @@ impl<'a> Search<'a> {
 
     fn complete(&mut self, found: Choice<'a>) -> Found<ExternalInterface> {
         let Choice { link, address } = found;
-        let name = link.id.name.clone();
-        let v6 = self.options.has_ipv6.then(|| self.v6_of(link, address)).transpose()?;
+        let (name, families) = (link.id.name.clone(), self.options.families);
+        let v6 = families.v6().map(|()| self.v6_of(link, address)).transpose()?;
+        let v4 = families.v4().map(|()| self.v4_of(link, address)).transpose()?;
+        let addresses = Families::new(v4, v6).ok_or("no family of addresses is looked for")?;
+        let (index, mtu_bytes) = (link.id.index, link.mtu_bytes);
+        let found = ExternalInterface { name, index, addresses, mtu_bytes };
+        if link.mtu_bytes == 0 {
+            let address = found.address();
+            return Err(format!("failed to determine MTU for {address} interface"));
+        }
+        Ok(found)
+    }
+
+    /// The IPv4 addresses of `link`, which has `address`, if the search was for one.
+    fn v4_of(&mut self, link: &Link, address: Option<IpAddr>) -> Found<ExternalAddress> {
+        let name = &link.id.name;
         let preferred = || usable_addresses(&self.host.v4(), link.id.index).into_iter().next();
         let missing = || format!("failed to find IPv4 address for interface {name}");
         let address = address.and_then(Ipv4Addr::of).or_else(preferred).ok_or_else(missing)?;
         self.notes.push(format!("Using interface with name {name} and address {address}"));
-        if link.mtu_bytes == 0 {
-            return Err(format!("failed to determine MTU for {address} interface"));
-        }
-        let public_address = self.options.public_ip.unwrap_or(address);
         self.notes.push(match self.options.public_ip {
             Some(public) => format!("Using {public} as external address"),
             None => format!("Defaulting external address to interface address ({address})"),
         });
-        let (index, mtu_bytes) = (link.id.index, link.mtu_bytes);
-        Ok(ExternalInterface { name, index, address, public_address, v6, mtu_bytes })
+        Ok(ExternalAddress::of(address, self.options.public_ip))
     }
 
     /// The IPv6 addresses of `link`, which has `address`, if the search was for one.
-    fn v6_of(&mut self, link: &Link, address: Option<IpAddr>) -> Found<ExternalV6> {
-        let name = &link.id.name;
-        let preferred = || usable_addresses(&self.host.v6(), link.id.index).into_iter().next();
+    /// Without IPv4 a node is known by it, so that it may not be one of the link alone, which is
+    /// there before all others when an interface comes up, unless somebody asked for that.
+    fn v6_of(&mut self, link: &Link, address: Option<IpAddr>) -> Found<ExternalAddress<Ipv6Addr>> {
+        let (name, is_alone) = (&link.id.name, self.options.families.v4().is_none());
+        let usable = usable_addresses(&self.host.v6(), link.id.index);
+        let preferred = usable.into_iter().find(|address| !is_alone || !address.is_of_link());
         let missing = || {
+            let why = match is_alone {
+                true => "one of the link alone is not enough",
+                false => "both families go over one interface",
+            };
             format!(
-                "failed to find IPv6 address for interface {name}: both families go over one \
-                 interface, and a new address counts once no other host has it"
+                "failed to find IPv6 address for interface {name}: {why}, and a new address counts \
+                 once no other host has it"
             )
         };
-        let address = address.and_then(Ipv6Addr::of).or_else(preferred).ok_or_else(missing)?;
-        self.notes.push(format!("Using IPv6 address {address} of interface {name}"));
-        let v6 = ExternalV6::of(address, self.options.public_ipv6);
+        let address = address.and_then(Ipv6Addr::of).or(preferred).ok_or_else(missing)?;
+        self.notes.push(format!("Using interface with name {name} and v6 address {address}"));
+        let v6 = ExternalAddress::of(address, self.options.public_ipv6);
         self.notes.push(match self.options.public_ipv6 {
             Some(public) => format!("Using {public} as external IPv6 address"),
             None => format!("Defaulting external v6 address to interface address ({address})"),
@@ -293,6 +344,14 @@ impl<'a> Search<'a> {
         let note = |why| format!("Could not find valid interface matching {wanted}: {why}");
         found.map_err(|why| self.notes.push(note(why))).ok()
     }
+}
+
+/// Where the first default route leads, if there is one. The kernel lists those of IPv6 that lead
+/// nowhere as if they led to the loopback.
+fn default_hops<A: IpAddress>(routes: &[Route<A>]) -> Option<&[NextHop]> {
+    let default = routes.iter().find(|route| route.destination.length_bits() == 0)?;
+    let is_forwarding = default.kind == RouteKind::UNICAST;
+    Some(if is_forwarding { default.next_hops.as_slice() } else { &[] })
 }
 
 /// The addresses of an interface that a tunnel can use, best first: global before link-local,
@@ -321,7 +380,9 @@ pub(super) fn usable_addresses<A: KernelFamily>(
 fn candidates(host: &Listing) -> String {
     let mut list = Vec::new();
     for link in &host.links {
-        let addresses = usable_addresses(&host.v4(), link.id.index);
+        let v4 = usable_addresses(&host.v4(), link.id.index).into_iter().map(IpAddr::V4);
+        let v6 = usable_addresses(&host.v6(), link.id.index).into_iter().map(IpAddr::V6);
+        let addresses: Vec<_> = v4.chain(v6).collect();
         if addresses.is_empty() {
             list.push(format!("{}:none", link.id.name));
         }

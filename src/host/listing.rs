@@ -1,11 +1,11 @@
 //! The host's tables as the kernel lists them: what backends compare with what they want, what the
 //! external interface is chosen from, and what `weft check` looks at.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::host::netlink::{self, Result, routes};
 use crate::host::state::{Address, KernelFamily, Link, Route};
-use crate::route::{IpAddress, Prefix};
+use crate::route::{Families, IpAddress, Prefix};
 
 /// The tables, each in the kernel's order.
 #[derive(Debug, Clone, Default)]
@@ -58,21 +58,44 @@ impl Listing {
         FamilyListing { links: &self.links, addresses: &self.addresses_v6, routes: &self.routes_v6 }
     }
 
-    /// Lists now, with the routes that are `wanted`.
+    /// Lists now, with the IPv4 routes that are `wanted`.
     pub async fn with_routes(wanted: impl Fn(Prefix) -> bool) -> Result<Self> {
         let host = Self::without_routes().await?;
         Ok(Self { routes: routes::routes_to(wanted).await?, ..host })
     }
 
+    /// Lists now, with the addresses of `families`, and the default routes of the first.
+    pub async fn with_default_routes(families: Families<(), ()>) -> Result<Self> {
+        let mut host = Self::without_routes().await?;
+        if families.v6().is_some() {
+            host.addresses_v6 = netlink::addresses().await?;
+        }
+        match families.v4() {
+            Some(()) => host.routes = routes::routes_to(|to| to.length_bits() == 0).await?,
+            None => host.routes_v6 = routes::routes_to(|to| to.length_bits() == 0).await?,
+        }
+        Ok(host)
+    }
+
     /// Whether `link` has this address.
-    pub fn has(&self, link: &Link, address: Ipv4Addr) -> bool {
-        let mut owned = self.addresses.iter().filter(|it| it.interface_index == link.id.index);
-        owned.any(|it| it.address == address)
+    pub fn has(&self, link: &Link, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.v4().has(link, address),
+            IpAddr::V6(address) => self.v6().has(link, address),
+        }
     }
 
     async fn without_routes() -> Result<Self> {
         let (links, addresses) = (netlink::links().await?, netlink::addresses().await?);
         Ok(Self { links, addresses, ..Self::default() })
+    }
+}
+
+impl<A: IpAddress> FamilyListing<'_, A> {
+    /// Whether `link` has this address.
+    pub fn has(&self, link: &Link, address: A) -> bool {
+        let mut owned = self.addresses.iter().filter(|it| it.interface_index == link.id.index);
+        owned.any(|it| it.address == address)
     }
 }
 

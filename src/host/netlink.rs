@@ -15,14 +15,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use futures_util::{StreamExt, stream};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
-use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::RouteNetlinkMessage::{
     self, DelAddress, DelLink, DelRoute, GetAddress, GetLink, GetRoute, GetRule, NewAddress,
     NewRoute, SetLink,
 };
 use rtnetlink::packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder};
 
@@ -103,21 +102,28 @@ pub async fn path_of_datagram(from: SocketAddrV4, to: SocketAddrV4) -> Result<Pa
 
 /// Where it would send a packet of others that comes by this interface, if a firewall gives it
 /// this mark; 0 is none.
-pub async fn path_of_forwarded(
-    from: Ipv4Addr,
-    to: Ipv4Addr,
+pub async fn path_of_forwarded<A: KernelFamily>(
+    from: A,
+    to: A,
     interface_index: u32,
     mark: u32,
 ) -> Result<PathToHost> {
-    let query = to_host(to).source_prefix(from, HOST_LENGTH_BITS);
-    let operation = format!("find the route of a packet from {from} to {to}");
-    path(operation, query.input_interface(interface_index).mark(mark).build()).await
+    let mut query = decode::to_host(to);
+    query.header.source_prefix_length = A::BITS;
+    let source: IpAddr = from.into();
+    let attributes = [
+        RouteAttribute::Source(source.into()),
+        RouteAttribute::Iif(interface_index),
+        RouteAttribute::Mark(mark),
+    ];
+    query.attributes.extend(attributes);
+    path(format!("find the route of a packet from {from} to {to}"), query).await
 }
 
-/// The marks of packets by which routing rules go.
-pub async fn marks() -> Result<Vec<u32>> {
+/// The marks of packets by which routing rules of a family go.
+pub async fn marks<A: KernelFamily>() -> Result<Vec<u32>> {
     let mut query = RuleMessage::default();
-    query.header.family = AddressFamily::Inet;
+    query.header.family = decode::family::<A>();
     let answer = list("list routing rules", GetRule(query)).await?;
     Ok(answer.iter().filter_map(decode::mark).collect())
 }

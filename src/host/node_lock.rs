@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::net::{UnixListener, UnixStream};
@@ -35,13 +35,13 @@ pub struct NodeLock {
 pub enum NodeLockError {
     /// Another daemon is that node.
     #[error(
-        "{} is already the node {public_ip} of this store in this network namespace; stop it \
+        "{} is already the node {address} of this store in this network namespace; stop it \
          first, or give this one another store, prefix or --public-ip",
         describe(*pid)
     )]
     Taken {
         /// The node's address.
-        public_ip: Ipv4Addr,
+        address: IpAddr,
         /// The other daemon, unless it is in a pid namespace that cannot be seen from here.
         pid: Option<i32>,
     },
@@ -65,9 +65,9 @@ fn describe_user(user: Option<u32>) -> String {
 }
 
 impl NodeLock {
-    /// Takes the lock of `public_ip` in `store`, which is any text that names the store.
-    pub async fn acquire(store: &str, public_ip: Ipv4Addr) -> Result<Self, NodeLockError> {
-        let name = name(store, public_ip);
+    /// Takes the lock of `address` in `store`, which is any text that names the store.
+    pub async fn acquire(store: &str, address: IpAddr) -> Result<Self, NodeLockError> {
+        let name = name(store, address);
         let give_up = Instant::now() + GRACE;
         loop {
             match UnixListener::bind(&name) {
@@ -75,7 +75,7 @@ impl NodeLock {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return Err(NodeLockError::Unusable(error)),
             }
-            let error = holder(&name, public_ip).await;
+            let error = holder(&name, address).await;
             if Instant::now() >= give_up {
                 return Err(error);
             }
@@ -87,8 +87,8 @@ impl NodeLock {
     pub async fn held_by_others() -> io::Result<Vec<NodeLockError>> {
         let mut held = Vec::new();
         for line in std::fs::read_to_string(SOCKETS)?.lines() {
-            if let Some((name, public_ip)) = read_name(line)
-                && let taken @ NodeLockError::Taken { .. } = holder(&name, public_ip).await
+            if let Some((name, address)) = read_name(line)
+                && let taken @ NodeLockError::Taken { .. } = holder(&name, address).await
             {
                 held.push(taken);
             }
@@ -107,23 +107,23 @@ impl NodeLock {
 }
 
 /// The name, of a length that fits, which all versions must compute alike.
-fn name(store: &str, public_ip: Ipv4Addr) -> String {
+fn name(store: &str, address: IpAddr) -> String {
     // FNV-1a, which stays the same where the standard library's hasher may change.
     let hash = store.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    format!("\0weftd/{hash:016x}/{public_ip}")
+    format!("\0weftd/{hash:016x}/{address}")
 }
 
 /// The name in a line of [`SOCKETS`], which shows its first byte as `@`, if it is a daemon's.
-fn read_name(line: &str) -> Option<(String, Ipv4Addr)> {
+fn read_name(line: &str) -> Option<(String, IpAddr)> {
     let (_, name) = line.split_once('@')?;
-    let (_, public_ip) = name.strip_prefix("weftd/")?.split_once('/')?;
-    Some((format!("\0{name}"), public_ip.parse().ok()?))
+    let (_, address) = name.strip_prefix("weftd/")?.split_once('/')?;
+    Some((format!("\0{name}"), address.parse().ok()?))
 }
 
 /// Who has `name`. Only a process of root or of this user is taken for a daemon.
-async fn holder(name: &str, public_ip: Ipv4Addr) -> NodeLockError {
+async fn holder(name: &str, address: IpAddr) -> NodeLockError {
     let Ok(Ok(stream)) = timeout(ANSWER_TIMEOUT, UnixStream::connect(name)).await else {
         return NodeLockError::Squatted(None);
     };
@@ -131,17 +131,18 @@ async fn holder(name: &str, public_ip: Ipv4Addr) -> NodeLockError {
     if peer.uid() != 0 && peer.uid() != rustix::process::geteuid().as_raw() {
         return NodeLockError::Squatted(Some(peer.uid()));
     }
-    NodeLockError::Taken { public_ip, pid: peer.pid().filter(|pid| *pid > 0) }
+    NodeLockError::Taken { address, pid: peer.pid().filter(|pid| *pid > 0) }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::net::Ipv4Addr;
     use std::process::{Command, Stdio};
 
     use super::*;
 
-    const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const NODE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
     /// Of a store that no other test has.
     fn store() -> String {
@@ -154,7 +155,9 @@ mod tests {
         let first = NodeLock::acquire(&store, NODE).await.unwrap();
         let error = NodeLock::acquire(&store, NODE).await.unwrap_err();
         assert!(error.to_string().contains(&format!("pid {}", std::process::id())), "{error}");
-        NodeLock::acquire(&store, Ipv4Addr::LOCALHOST).await.expect("another address is free");
+        NodeLock::acquire(&store, Ipv4Addr::LOCALHOST.into())
+            .await
+            .expect("another address is free");
         NodeLock::acquire("another store", NODE).await.expect("another store is free");
         let held = NodeLock::held_by_others().await.unwrap();
         assert!(!held.is_empty(), "a daemon that runs is not seen");

@@ -261,7 +261,7 @@ pub struct PathToHost {
     /// Index of the outgoing interface.
     pub interface_index: u32,
     /// The source address that it would use.
-    pub preferred_source: Option<Ipv4Addr>,
+    pub preferred_source: Option<IpAddr>,
     /// The router, `None` when the destination is on the link itself.
     pub gateway: Option<IpAddr>,
     /// Whether packets leave as they are for another host: no local route, no encapsulation.

@@ -2,9 +2,9 @@
 //! that, and the transaction that makes up the difference. Pure.
 //!
 //! It is a table of its own, so that neither flannel's table nor a flush of it concerns it. The
-//! IPv4 network is in its name, and its rules meet this daemon's tunnel only, because daemons of
-//! several networks may share a host. A tunnel over IPv6 has a table of that family by the same
-//! name.
+//! IPv4 network is in its name, or that of IPv6 where there is no other, and its rules meet this
+//! daemon's tunnel only, because daemons of several networks may share a host. A tunnel over IPv6
+//! has a table of that family by the same name.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde_json::Value;
 
 use crate::netfilter::nftables::{ListError, objects};
-use crate::route::{IpAddress, Prefix};
+use crate::route::{IpAddress, Prefix, Prefixes};
 use crate::status::TunnelEnd;
 
 /// How the names of all guards begin.
@@ -31,8 +31,12 @@ const COMMENT: &str = "kept by weftd --guard; weft cleanup removes it";
 /// Who may send to the tunnels of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
-    /// To that of IPv4.
-    pub v4: TunnelGuard,
+    /// The name of its tables.
+    pub table: String,
+    /// Where datagrams arrive.
+    pub tunnel: TunnelEnd,
+    /// To that of IPv4, if there is one.
+    pub v4: Option<TunnelGuard>,
     /// To that of IPv6, if there is one.
     pub v6: Option<TunnelGuard<Ipv6Addr>>,
 }
@@ -84,9 +88,11 @@ fn condition(tunnel: TunnelEnd) -> String {
     }
 }
 
-/// The name of the table that guards the tunnel of `network`.
-pub fn table_name(network: Prefix) -> String {
-    format!("{TABLE_PREFIX}{}", network.key())
+/// The name of the tables that guard the tunnel of `networks`, in which nft takes no colon.
+pub fn table_name(networks: Prefixes) -> String {
+    let v6 = || networks.v6().map(|network| network.key().replace(':', "_"));
+    let network = networks.v4().map(Prefix::key).or_else(v6);
+    format!("{TABLE_PREFIX}{}", network.unwrap_or_default())
 }
 
 impl<A: IpAddress> TunnelGuard<A> {
@@ -182,8 +188,10 @@ fn take_counts(rule: &mut Value) -> u64 {
 
 /// Whether a table of this family and name is the guard of some network.
 pub fn is_guard(family: &str, name: &str) -> bool {
-    let network = name.strip_prefix(TABLE_PREFIX).map(Prefix::<Ipv4Addr>::from_key);
-    ["ip", "ip6"].contains(&family) && network.is_some_and(|network| network.is_ok())
+    let Some(network) = name.strip_prefix(TABLE_PREFIX) else { return false };
+    let of_v6 = || Prefix::<Ipv6Addr>::from_key(&network.replace('_', ":"));
+    let is_network = Prefix::<Ipv4Addr>::from_key(network).is_ok() || of_v6().is_ok();
+    ["ip", "ip6"].contains(&family) && is_network
 }
 
 #[cfg(test)]

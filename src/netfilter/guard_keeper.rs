@@ -18,7 +18,7 @@ use crate::netfilter::program::NFT;
 use crate::netfilter::reconciler::{
     RETRY, RuleError, apply_nftables, list_table, note, remove_tables,
 };
-use crate::route::{IpAddress, Prefix};
+use crate::route::{IpAddress, Prefixes};
 use crate::status::{self, TunnelEnd};
 
 /// Shortest pause between two edits: each starts nft twice, and the peers of a starting cluster
@@ -78,7 +78,7 @@ impl GuardKeeper {
                 }
                 Err(error) => {
                     self.logged.once(&with_causes(&error), |text| {
-                        let port = guard.v4.tunnel.port();
+                        let port = guard.tunnel.port();
                         error!("the guard of UDP port {port} can't be kept: {text}; retrying");
                     });
                     self.resync.min(RETRY)
@@ -91,19 +91,21 @@ impl GuardKeeper {
     /// Makes the kernel's guard this one. If `is_news`, a difference is no fault.
     async fn reconcile(&mut self, guard: &Guard, is_news: bool) -> Result<(), RuleError> {
         let result = self.look_and_edit_all(guard).await;
+        let of_v6 = || guard.v6.as_ref().map_or(0, |v6| v6.peers.len());
+        let peer_count = guard.v4.as_ref().map_or_else(of_v6, |v4| v4.peers.len());
         self.state.send_modify(|state| {
-            state.port = guard.v4.tunnel.port();
+            state.port = guard.tunnel.port();
             let is_repaired = result.as_ref().ok().map(|(_, is_changed)| *is_changed && !is_news);
             note(&mut state.kept, is_repaired);
             state.kept.settled = true;
             if let Ok((dropped, _)) = &result {
-                state.peers = guard.v4.peers.len();
+                state.peers = peer_count;
                 state.dropped_from_strangers = dropped.from_strangers;
                 state.dropped_from_pods = dropped.from_pods;
             }
         });
         let (_, is_changed) = result?;
-        let (port, count) = (guard.v4.tunnel.port(), guard.v4.peers.len());
+        let (port, count) = (guard.tunnel.port(), peer_count);
         if self.logged.forget() {
             info!("the guard of UDP port {port} is kept again");
         } else if is_changed && is_news {
@@ -118,12 +120,15 @@ impl GuardKeeper {
     /// goes.
     async fn look_and_edit_all(&mut self, guard: &Guard) -> Result<(Dropped, bool), RuleError> {
         let is_first = self.kept.is_empty();
-        let (mut dropped, is_changed) = self.look_and_edit(&guard.v4).await?;
+        let (mut dropped, is_changed) = match &guard.v4 {
+            Some(v4) => self.look_and_edit(v4).await?,
+            None => (Dropped::default(), false),
+        };
         let Some(v6) = &guard.v6 else {
             if !is_first {
                 return Ok((dropped, is_changed));
             }
-            let name = &guard.v4.table;
+            let name = &guard.table;
             let is_left = |family: &str, found: &str| family == "ip6" && found == name;
             return Ok((dropped, remove_guards(is_left).await? | is_changed));
         };
@@ -161,12 +166,12 @@ async fn found<A: IpAddress>(guard: &TunnelGuard<A>) -> Result<Option<ListedGuar
     Ok(printed.and_then(|text| ListedGuard::parse(&text).ok()))
 }
 
-/// Removes the guard of `network` that an earlier run with --guard left, or else new peers would
+/// Removes the guard of `networks` that an earlier run with --guard left, or else new peers would
 /// not be heard.
-pub async fn remove_left_guard(network: Prefix) {
-    let table = table_name(network);
+pub async fn remove_left_guard(networks: Prefixes) {
+    let table = table_name(networks);
     match remove_guards(|_, name| name == table).await {
-        Ok(true) => info!("removed the guard of {network} of an earlier run"),
+        Ok(true) => info!("removed the guard of {networks} of an earlier run"),
         Ok(false) => {}
         Err(error) => warn!(
             "a guard of an earlier run may be left, which new peers don't pass: {}; if `nft list \

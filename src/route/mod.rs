@@ -1,5 +1,6 @@
 //! Prefixes, the immutable longest-prefix-match table, and its publication to the workers.
 
+mod families;
 mod prefix;
 mod prefixes;
 mod publish;
@@ -7,6 +8,7 @@ mod source_ports;
 mod table;
 
 pub use crate::packet::IpAddress;
+pub use families::Families;
 pub use prefix::{Prefix, PrefixError};
 pub use prefixes::Prefixes;
 pub use publish::{HostSet, Place, Published, Reader};

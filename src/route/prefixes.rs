@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-use crate::route::{Prefix, PrefixError};
+use crate::route::{Families, Prefix, PrefixError};
 
 /// What stands in a key for the IPv4 subnet of a node that has none.
 const NO_IPV4_KEY: &str = "0.0.0.0-0";
@@ -23,6 +23,12 @@ pub struct Prefixes {
 impl From<Prefix> for Prefixes {
     fn from(prefix: Prefix) -> Self {
         Self::of_v4(prefix, None)
+    }
+}
+
+impl From<Families<Prefix, Prefix<Ipv6Addr>>> for Prefixes {
+    fn from(prefixes: Families<Prefix, Prefix<Ipv6Addr>>) -> Self {
+        Self { v4: prefixes.v4(), v6: prefixes.v6() }
     }
 }
 
@@ -46,6 +52,11 @@ impl Prefixes {
     /// The one of IPv6.
     pub fn v6(self) -> Option<Prefix<Ipv6Addr>> {
         self.v6
+    }
+
+    /// The one of IPv4 alone, or that of IPv6 where there is no other.
+    pub fn first(self) -> Self {
+        self.v4.map_or(self, Self::from)
     }
 
     /// What of it is of the families that `other` has.

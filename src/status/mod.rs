@@ -12,13 +12,13 @@ mod verdict;
 mod workers;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::backend_kind::BackendKind;
-use crate::route::{IpAddress, Prefix};
+use crate::route::{IpAddress, Prefix, Prefixes};
 
 pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
 pub use self::peer::{Peer, PeerState, Via};
@@ -185,17 +185,55 @@ pub struct Cache {
 /// This host's lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
+    /// The whole overlay; nothing where nodes have no IPv4, as the next two.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub network: Option<Prefix>,
+    /// This host's part of it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub subnet: Option<Prefix>,
+    /// The address that peers send to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub public_ip: Option<Ipv4Addr>,
+    /// The overlay's MTU.
+    pub mtu_bytes: u32,
+    /// The same of IPv6, if nodes have it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ipv6: Option<LeaseIpv6>,
+}
+
+/// This host's lease of IPv4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseIpv4 {
     /// The whole overlay.
     pub network: Prefix,
     /// This host's part of it.
     pub subnet: Prefix,
     /// The address that peers send to.
     pub public_ip: Ipv4Addr,
-    /// The overlay's MTU.
-    pub mtu_bytes: u32,
-    /// The same of IPv6, if nodes have it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub ipv6: Option<LeaseIpv6>,
+}
+
+impl Lease {
+    /// What it has of IPv4.
+    pub fn ipv4(&self) -> Option<LeaseIpv4> {
+        let Self { network, subnet, public_ip, .. } = *self;
+        Some(LeaseIpv4 { network: network?, subnet: subnet?, public_ip: public_ip? })
+    }
+
+    /// The whole overlay.
+    pub fn networks(&self) -> Option<Prefixes> {
+        Prefixes::new(self.network, self.ipv6.map(|ipv6| ipv6.network))
+    }
+
+    /// This host's part of it.
+    pub fn subnets(&self) -> Option<Prefixes> {
+        Prefixes::new(self.subnet, self.ipv6.map(|ipv6| ipv6.subnet))
+    }
+
+    /// The address by which others know this host.
+    pub fn node_address(&self) -> Option<IpAddr> {
+        let v6 = || self.ipv6.and_then(|ipv6| ipv6.public_ip).map(IpAddr::V6);
+        self.public_ip.map(IpAddr::V4).or_else(v6)
+    }
 }
 
 /// This host's lease of IPv6.

@@ -1,13 +1,13 @@
 //! What weftd says of a peer.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use super::verdict::Cause;
 use super::workers::Traffic;
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix, Prefixes};
 use crate::words::words;
 
 words! {
@@ -86,24 +86,24 @@ impl PeerState {
 pub enum Via {
     /// Its end of the tunnel.
     Tunnel(SocketAddrV4),
-    /// The host, if weftd makes no datagrams for it.
-    Host(Ipv4Addr),
+    /// The host, if weftd makes no datagrams for it. One without IPv4 by its IPv6 address.
+    Host(IpAddr),
 }
 
 impl Via {
     /// The host's address.
-    pub fn host(self) -> Ipv4Addr {
+    pub fn host(self) -> IpAddr {
         match self {
-            Self::Tunnel(address) => *address.ip(),
+            Self::Tunnel(address) => IpAddr::V4(*address.ip()),
             Self::Host(address) => address,
         }
     }
 
-    /// Its end of the tunnel, which has `port` if none is known.
-    pub fn tunnel(self, port: u16) -> SocketAddrV4 {
+    /// Its end of the tunnel, if it has IPv4, with `port` if none is known.
+    pub fn tunnel(self, port: u16) -> Option<SocketAddrV4> {
         match self {
-            Self::Tunnel(address) => address,
-            Self::Host(address) => SocketAddrV4::new(address, port),
+            Self::Tunnel(address) => Some(address),
+            Self::Host(address) => Some(SocketAddrV4::new(Ipv4Addr::of(address)?, port)),
         }
     }
 }
@@ -111,8 +111,9 @@ impl Via {
 /// One lease of another node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Its subnet.
-    pub subnet: Prefix,
+    /// Its subnet; nothing where nodes have no IPv4.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub subnet: Option<Prefix>,
     /// Its subnet of IPv6, if it has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ipv6_subnet: Option<Prefix<Ipv6Addr>>,
@@ -120,6 +121,9 @@ pub struct Peer {
     pub node: Option<String>,
     /// Where its packets go: an address, for udp with the port.
     pub via: Via,
+    /// Where its IPv6 packets go, the same way; nothing if none go there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ipv6_via: Option<Via>,
     /// The backend of its lease. Since schema 2.
     pub backend: Option<String>,
     /// When its lease ends, in seconds since 1970; nothing for ever, or where the store does not
@@ -151,13 +155,29 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Its subnet and its host, if it is reached by IPv4.
+    pub fn ipv4(&self) -> Option<(Prefix, Ipv4Addr)> {
+        self.subnet.zip(Ipv4Addr::of(self.via.host()))
+    }
+
+    /// Its subnets.
+    pub fn subnets(&self) -> Option<Prefixes> {
+        Prefixes::new(self.subnet, self.ipv6_subnet)
+    }
+
+    /// Its subnet of IPv4, or else of IPv6, as a text.
+    pub fn shown_subnet(&self) -> String {
+        self.subnets().map(|subnets| subnets.first().to_string()).unwrap_or_default()
+    }
+
     /// A peer of which nothing else is known.
-    pub fn new(subnet: Prefix, node: Option<String>, via: Via, state: PeerState) -> Self {
+    pub fn new(subnets: Prefixes, node: Option<String>, via: Via, state: PeerState) -> Self {
         Self {
-            subnet,
-            ipv6_subnet: None,
+            subnet: subnets.v4(),
+            ipv6_subnet: subnets.v6(),
             node,
             via,
+            ipv6_via: None,
             backend: None,
             lease_expires_unix: None,
             state,

@@ -44,7 +44,7 @@ fn an_older_weftd_is_understood() {
     let backend = vxlan.backend.unwrap();
     assert_eq!(backend.kind, Some(BackendKind::Vxlan));
     assert_eq!(backend.done.unwrap().peers_programmed, 1);
-    assert_eq!(vxlan.lease.unwrap().subnet.to_string(), "10.5.1.0/24");
+    assert_eq!(vxlan.lease.unwrap().subnets().unwrap().to_string(), "10.5.1.0/24");
     let via = Via::Host([192, 0, 2, 2].into());
     let subnet = "10.5.2.0/24".parse().unwrap();
     assert_eq!(vxlan.routes, [Peer::new(subnet, None, via, PeerState::SetUp)]);

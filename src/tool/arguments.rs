@@ -1,7 +1,7 @@
 //! The words of `weft`. Help, manual pages and completions are made from these definitions.
 
 use std::ffi::OsString;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -160,14 +160,14 @@ pub(super) struct CheckArguments {
 #[derive(Debug, Clone, Copy, Args, Serialize)]
 pub(super) struct Question {
     /// Where the packet comes from, such as a pod's address.
-    pub(super) source: Ipv4Addr,
-    /// Where it goes.
-    pub(super) destination: Ipv4Addr,
-    /// Bytes of the IPv4 packet, header included.
+    pub(super) source: IpAddr,
+    /// Where it goes, by the same family.
+    pub(super) destination: IpAddr,
+    /// Bytes of the packet, header included.
     #[arg(long = "length", value_name = "BYTES", default_value_t = 84,
           value_parser = clap::value_parser!(u16).range(20..))]
     pub(super) length_bytes: u16,
-    /// It may not be fragmented, as TCP asks for.
+    /// It may not be fragmented, as TCP asks for; IPv6's never are on their way.
     #[arg(long = "df")]
     pub(super) dont_fragment: bool,
 }
@@ -194,8 +194,8 @@ pub(super) enum LeaseCommand {
         /// Such as 10.5.7.0/24, or 10.5.7.0/24,fd00:5:0:7::/64 where nodes have both.
         #[arg(value_parser = subnets)]
         subnets: Prefixes,
-        /// The node's PublicIP.
-        public_ip: Ipv4Addr,
+        /// The node's PublicIP; its PublicIPv6 in a network without IPv4.
+        address: IpAddr,
         #[command(flatten)]
         store: StoreArguments,
     },

@@ -87,10 +87,10 @@ fn lock(subnet_file: &Path) -> anyhow::Result<Option<DaemonLock>> {
 
 async fn refuse_beside_others() -> anyhow::Result<()> {
     let others = NodeLock::held_by_others().await.context("cannot see whether a weftd runs")?;
-    let Some(NodeLockError::Taken { public_ip, pid }) = others.first() else { return Ok(()) };
+    let Some(NodeLockError::Taken { address, pid }) = others.first() else { return Ok(()) };
     let pid = pid.map_or_else(|| "in another container".to_owned(), |pid| format!("pid {pid}"));
     bail!(
-        "weftd is running with another subnet file ({pid}, the node {public_ip}), and devices, \
+        "weftd is running with another subnet file ({pid}, the node {address}), and devices, \
          filters, routes and rules may be its own: stop it first"
     )
 }

@@ -58,7 +58,7 @@ impl Node {
         let [host, overlay, full] =
             [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(|which| or_dash(leg(which).map(shown)));
         vec![
-            lease.subnet.to_string(),
+            lease.shown_subnet(),
             or_dash(lease.node.clone()),
             lease.via.host().to_string(),
             or_dash(lease.backend.clone()),
@@ -90,10 +90,12 @@ pub(super) fn run(status: &Status, peers: Vec<Peer>) -> anyhow::Result<Cluster> 
         ping::run(None, None, status, &peers, false)?.peers
     };
     let backend = status.backend.as_ref().and_then(|backend| backend.kind);
+    let own = lease.subnets().zip(lease.node_address());
+    let (subnets, address) = own.context("the lease that weftd tells of has no subnet")?;
     let own = Peer {
         backend: backend.map(|kind| kind.to_string()),
         lease_expires_unix: status.store.lease_expires_unix,
-        ..Peer::new(lease.subnet, None, Via::Host(lease.public_ip), PeerState::Ok)
+        ..Peer::new(subnets, None, Via::Host(address), PeerState::Ok)
     };
     let own = Node { lease: own, own_state: Some(status.verdict.state), ping: None };
     let others = peers.into_iter().zip(pinged);
@@ -115,7 +117,7 @@ pub(super) fn render(cluster: &Cluster, now_unix: u64, style: Style) -> String {
     let conclusions = nodes.iter().filter_map(|node| Some((node, node.ping.as_ref()?)));
     let broken = conclusions.filter(|(node, _)| !node.is_well());
     for (node, report) in broken.take(EXPLAINED_MAX) {
-        writeln!(screen, "{}: {}", node.lease.subnet, report.conclusion).ok();
+        writeln!(screen, "{}: {}", node.lease.shown_subnet(), report.conclusion).ok();
     }
     let well = nodes.iter().filter(|node| node.is_well()).count();
     screen += &format!(
@@ -134,8 +136,9 @@ mod tests {
     const NOW: u64 = 1_795_225_924;
 
     fn peer(state: PeerState) -> Peer {
-        let subnet = "10.5.2.0/24".parse().unwrap();
-        let peer = Peer::new(subnet, Some("b".to_owned()), Via::Host([192, 0, 2, 2].into()), state);
+        let subnets = "10.5.2.0/24".parse().unwrap();
+        let via = Via::Host([192, 0, 2, 2].into());
+        let peer = Peer::new(subnets, Some("b".to_owned()), via, state);
         let lease_expires_unix = Some(NOW + 7200);
         Peer { backend: Some("udp".to_owned()), lease_expires_unix, ..peer }
     }

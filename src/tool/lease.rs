@@ -41,13 +41,13 @@ async fn answer(command: LeaseCommand) -> anyhow::Result<String> {
             })
         }
         LeaseCommand::Show { what, store } => show(&open(&store).await?.entries().await?, &what),
-        LeaseCommand::Reserve { subnets, public_ip, store } => {
-            open(&store).await?.reserve(subnets, public_ip).await?;
-            Ok(format!("{subnets} is reserved for {public_ip}, which takes it at its next start\n"))
+        LeaseCommand::Reserve { subnets, address, store } => {
+            open(&store).await?.reserve(subnets, address).await?;
+            Ok(format!("{subnets} is reserved for {address}, which takes it at its next start\n"))
         }
         LeaseCommand::Release { subnets, node_is_gone, store } => {
             let lease = open(&store).await?.release(subnets, node_is_gone).await?;
-            Ok(format!("{subnets} of {} is free\n", lease.attributes.public_ip))
+            Ok(format!("{subnets} of {} is free\n", lease.attributes.node_address()))
         }
     }
 }
@@ -88,7 +88,7 @@ fn row(lease: &Lease) -> Vec<String> {
     let (kind, expires_unix) = kind_and_end(lease);
     vec![
         lease.subnets.to_string(),
-        lease.attributes.public_ip.to_string(),
+        lease.attributes.node_address().to_string(),
         lease.attributes.backend_type.to_string(),
         kind.to_owned(),
         expires_unix.map_or_else(|| "-".to_owned(), format_rfc3339),
@@ -130,7 +130,7 @@ fn show(snapshot: &Snapshot, what: &str) -> anyhow::Result<String> {
     let subnets: Option<Prefixes> = what.parse().ok();
     let is_it = |lease: &&Lease| {
         subnets.is_some_and(|subnets| subnets.is_part_of(lease.subnets))
-            || lease.attributes.public_ip.to_string() == what
+            || lease.attributes.node_address().to_string() == what
             || lease.attributes.public_ipv6.is_some_and(|it| it.to_string() == what)
     };
     let lease = snapshot.leases.iter().find(is_it);

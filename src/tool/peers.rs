@@ -34,7 +34,8 @@ pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {
             _ => shown.to_owned(),
         }
     });
-    let explained = peers.iter().filter_map(|peer| Some((peer.subnet, peer.why.as_deref()?)));
+    let explained =
+        peers.iter().filter_map(|peer| Some((peer.shown_subnet(), peer.why.as_deref()?)));
     for (subnet, why) in explained.take(EXPLAINED_MAX) {
         writeln!(screen, "{subnet}: {why}").ok();
     }
@@ -55,7 +56,7 @@ fn row(peer: &Peer) -> Vec<String> {
         Some(format!("{packets} ({})", scaled(bytes)))
     };
     vec![
-        peer.subnet.to_string(),
+        peer.shown_subnet(),
         or_dash(peer.node.clone()),
         peer.via.to_string(),
         shown(peer.state),

@@ -4,7 +4,7 @@
 mod conclusions;
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -38,7 +38,7 @@ pub(super) struct Pinged {
 /// What came of pinging one node.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    subnet: Prefix,
+    subnet: String,
     node: Option<String>,
     pub(super) legs: Vec<Echoes>,
     #[serde(rename = "finding")]
@@ -60,13 +60,23 @@ pub(super) fn run(
     let kind = status.backend.as_ref().and_then(|backend| backend.kind);
     let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
     // Without a device the host's own address would be the source, which is no pod's.
-    let gateway = (!has_device(kind)).then(|| lease.subnet.first_host());
+    let subnet = lease.subnet.context(
+        "the network has no IPv4, and these echoes go over that: `weft peers` says whether the \
+         peers are set up, and `weft explain` what becomes of a packet",
+    )?;
+    if let Some(address) = node.and_then(|name| name.parse::<Ipv6Addr>().ok()) {
+        bail!(
+            "these echoes go over IPv4: name the node by its IPv4 address or subnet, or ask \
+             `weft explain` what becomes of packets to {address}"
+        );
+    }
+    let gateway = (!has_device(kind)).then(|| subnet.first_host());
     if let Some(name) = node
-        && name.parse().is_ok_and(|address| lease.subnet.contains(address))
+        && name.parse().is_ok_and(|address| subnet.contains(address))
     {
         bail!(
-            "{name} is in {}, this host's own subnet, where nothing passes the overlay: use ping",
-            lease.subnet
+            "{name} is in {subnet}, this host's own subnet, where nothing passes the overlay: use \
+             ping"
         );
     }
     let meant = match node {
@@ -76,8 +86,8 @@ pub(super) fn run(
     if meant.is_empty() {
         bail!("weftd knows no other node");
     }
-    let pod = pod.or_else(|| pod_named(node?, meant.first()?.subnet));
-    if let Some((pod, subnet)) = pod.zip(meant.first().map(|peer| peer.subnet))
+    let pod = pod.or_else(|| pod_named(node?, meant.first()?.subnet?));
+    if let Some((pod, subnet)) = pod.zip(meant.first().and_then(|peer| peer.subnet))
         && !subnet.contains(pod)
     {
         bail!("--pod {pod} is not in {subnet}, the subnet of that node");
@@ -102,8 +112,10 @@ pub(super) fn run(
         }
     }
     if let (Some(_), [peer], [report], true) = (node, meant, reports.as_mut_slice(), is_here) {
-        let to = pod.unwrap_or_else(|| peer.subnet.first_host());
-        report.add(explain::pods_ways(to, status, peers), pod.is_some());
+        let first = peer.subnet.map(Prefix::first_host);
+        if let Some(to) = pod.or(first) {
+            report.add(explain::pods_ways(to, status, peers), pod.is_some());
+        }
     }
     Ok(Pinged { schema: SCHEMA, peers: reports })
 }
@@ -135,16 +147,18 @@ fn find<'a>(peers: &'a [Peer], name: &str) -> anyhow::Result<&'a Peer> {
     let address: Option<Ipv4Addr> = name.parse().ok();
     let is_meant = |peer: &&Peer| {
         peer.node.as_deref() == Some(name)
-            || peer.subnet.to_string() == name
-            || address.is_some_and(|it| peer.via.host() == it || peer.subnet.contains(it))
+            || peer.shown_subnet() == name
+            || address.is_some_and(|it| {
+                peer.via.host() == it || peer.subnet.is_some_and(|subnet| subnet.contains(it))
+            })
     };
     let mut meant = peers.iter().filter(is_meant);
     match (meant.next(), meant.next()) {
         (Some(peer), None) => Ok(peer),
         (Some(one), Some(other)) => bail!(
             "{name} has several leases: name one of them, such as {} or {}",
-            one.subnet,
-            other.subnet
+            one.shown_subnet(),
+            other.shown_subnet()
         ),
         (None, _) => {
             bail!("no other node has the name, address or subnet {name}; see `weft peers`")
@@ -158,11 +172,11 @@ fn legs(
     lease: &Lease,
     pod: Option<Ipv4Addr>,
 ) -> Vec<Echoes> {
-    let subnet = peer.subnet;
+    let Some((subnet, address)) = peer.ipv4() else { return Vec::new() };
     // Without a device of its own the other end is the bridge, which has the subnet's first host.
     let end = if has_device(kind) { subnet.network() } else { subnet.first_host() };
     let full_bytes = peer.path_mtu_bytes.unwrap_or(lease.mtu_bytes);
-    let host = Echoes::new(Leg::Host, peer.via.host(), SMALL_BYTES);
+    let host = Echoes::new(Leg::Host, address, SMALL_BYTES);
     if !peer.state.is_sent_to() {
         return vec![host];
     }
@@ -203,7 +217,7 @@ impl Report {
             }
             Some(_) | None => {}
         }
-        Self { subnet: peer.subnet, node: peer.node.clone(), legs, shows, conclusion, well }
+        Self { subnet: peer.shown_subnet(), node: peer.node.clone(), legs, shows, conclusion, well }
     }
 
     /// The echoes are this host's own: `ways` are those of its pods, with a pod if one `is_pinged`.

@@ -1,11 +1,12 @@
 //! What the kernel answers about routes and sends, and what a refusal stands for, in words.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use rustix::io::Errno;
 
 use crate::host::netlink::{self, NetlinkError};
+use crate::host::state::KernelFamily;
 
 /// An answer of the kernel to a question, of which a refusal is one.
 pub(super) fn or_refused<T>(
@@ -20,13 +21,13 @@ pub(super) fn or_refused<T>(
 
 /// The interface of what `pod` of `host` sends: the one by which packets go there, if that is
 /// without a tunnel, as with host-gw and with DirectRouting; else the `device`.
-pub(super) async fn way_in(
-    pod: Ipv4Addr,
-    host: Ipv4Addr,
+pub(super) async fn way_in<A: KernelFamily>(
+    pod: A,
+    host: IpAddr,
     device: Option<u32>,
 ) -> Result<Option<u32>, NetlinkError> {
     let path = or_refused(netlink::path_to(pod).await)?.ok();
-    let direct = path.filter(|path| path.gateway == Some(IpAddr::V4(host)));
+    let direct = path.filter(|path| path.gateway == Some(host));
     Ok(direct.map(|path| path.interface_index).or(device))
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::control::clock::format_go_duration;
 use crate::stats::DropReason;
 use crate::status::{
-    Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, LeaseIpv6, PeerState,
-    Rules, SCHEMA, State, Status, Store, Verdict, Worker,
+    Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, LeaseIpv4, LeaseIpv6,
+    PeerState, Rules, SCHEMA, State, Status, Store, Verdict, Worker,
 };
 use crate::tool::peers;
 use crate::tool::style::Style;
@@ -88,9 +88,11 @@ fn next(status: &Status) -> Option<&'static str> {
     } else if is(|state| state == PeerState::InGrace) {
         Some("a new peer has not answered yet: ask again in 15 s")
     } else {
-        (status.verdict.state == State::Ready).then_some(
-            "if pods can't reach one of another host all the same: `weft ping` its address",
-        )
+        let has_echoes = status.lease.as_ref().is_none_or(|lease| lease.subnet.is_some());
+        (status.verdict.state == State::Ready).then_some(match has_echoes {
+            true => "if pods can't reach one of another host all the same: `weft ping` its address",
+            false => "if pods can't reach one of another host all the same: `weft explain` both",
+        })
     }
 }
 
@@ -118,12 +120,14 @@ fn render_store(store: &Store) -> String {
 }
 
 fn render_lease(lease: &Lease) -> String {
-    let Lease { network, subnet, public_ip, ipv6, .. } = lease;
-    let ipv6 = ipv6.map(|LeaseIpv6 { network, subnet, public_ip }| {
-        let address = public_ip.map(|address| format!(", public address {address}"));
-        format!("; {subnet} of {network}{}", address.unwrap_or_default())
+    let ipv4 = lease.ipv4().map(|LeaseIpv4 { network, subnet, public_ip }| {
+        format!("{subnet} of {network}, public address {public_ip}")
     });
-    format!("{subnet} of {network}, public address {public_ip}{}", ipv6.unwrap_or_default())
+    let ipv6 = lease.ipv6.map(|LeaseIpv6 { network, subnet, public_ip }| {
+        let address = public_ip.map(|address| format!(", public address {address}"));
+        format!("{subnet} of {network}{}", address.unwrap_or_default())
+    });
+    ipv4.into_iter().chain(ipv6).collect::<Vec<_>>().join("; ")
 }
 
 fn render_rules(rules: &Rules) -> String {

@@ -10,6 +10,7 @@ use weft::config::network::{NetworkConfig, SubnetRange};
 use weft::control::lease::LeaseAttributes;
 use weft::control::store::etcd::EtcdStore;
 use weft::control::store::{Leased, Store};
+use weft::route::Families;
 
 use crate::alone;
 use crate::support::control::{PREFIX, Running, manager, network};
@@ -54,12 +55,15 @@ fn five_thousand_leases_cost_little_time_and_memory() {
         let requests = members.counted("grpc_server_started_total") - requests;
         let node_manager = manager(members.options(&[0]));
         let network = NetworkConfig {
-            v4: SubnetRange {
-                network: "10.0.0.0/8".parse().unwrap(),
-                subnet_length_bits: 24,
-                subnet_min: Ipv4Addr::new(10, 0, 1, 0),
-                subnet_max: Ipv4Addr::new(10, 255, 255, 0),
-            },
+            ranges: Families::of_v4(
+                SubnetRange {
+                    network: "10.0.0.0/8".parse().unwrap(),
+                    subnet_length_bits: 24,
+                    subnet_min: Ipv4Addr::new(10, 0, 1, 0),
+                    subnet_max: Ipv4Addr::new(10, 255, 255, 0),
+                },
+                None,
+            ),
             ..network()
         };
         let own = node_manager

@@ -13,7 +13,7 @@ use weft::config::network::{NetworkConfig, SubnetRange};
 use weft::control::identity::NodeIdentity;
 use weft::control::lease::LeaseAttributes;
 use weft::control::manager::SubnetManager;
-use weft::route::Prefixes;
+use weft::route::{Families, Prefixes};
 
 use crate::support::control::{PREFIX, acquire_at_last, manager, network, wait_for_config};
 use crate::support::members::{Members, Setup, Version};
@@ -26,12 +26,15 @@ fn nodes() -> usize {
 
 fn wide_network() -> NetworkConfig {
     NetworkConfig {
-        v4: SubnetRange {
-            network: "10.0.0.0/8".parse().unwrap(),
-            subnet_length_bits: 24,
-            subnet_min: Ipv4Addr::new(10, 0, 1, 0),
-            subnet_max: Ipv4Addr::new(10, 255, 255, 0),
-        },
+        ranges: Families::of_v4(
+            SubnetRange {
+                network: "10.0.0.0/8".parse().unwrap(),
+                subnet_length_bits: 24,
+                subnet_min: Ipv4Addr::new(10, 0, 1, 0),
+                subnet_max: Ipv4Addr::new(10, 255, 255, 0),
+            },
+            None,
+        ),
         ..network()
     }
 }

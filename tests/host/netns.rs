@@ -49,8 +49,9 @@ fn discover_in(
 
 fn chosen(namespace: &Namespace, options: &InterfaceOptions) -> String {
     match discover_in(namespace, options).0 {
-        Ok(ExternalInterface { name, address, public_address, mtu_bytes, .. }) => {
-            format!("{name} {address} {public_address} {mtu_bytes}")
+        Ok(found) => {
+            let (address, public_address) = (found.address(), found.node_address());
+            format!("{} {address} {public_address} {}", found.name, found.mtu_bytes)
         }
         Err(error) => chain(&error),
     }

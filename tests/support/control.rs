@@ -17,7 +17,7 @@ use weft::control::manager::SubnetManager;
 use weft::control::run::{End, Held};
 use weft::control::snapshot::OwnLease;
 use weft::control::timing::Timing;
-use weft::route::Prefixes;
+use weft::route::{Families, Prefixes};
 
 use super::pace::{Stopwatch, within};
 
@@ -73,14 +73,14 @@ pub fn manager_at(url: &str) -> SubnetManager {
 }
 
 pub fn network() -> NetworkConfig {
+    let v4 = SubnetRange {
+        network: "10.5.0.0/16".parse().unwrap(),
+        subnet_length_bits: 24,
+        subnet_min: Ipv4Addr::new(10, 5, 1, 0),
+        subnet_max: Ipv4Addr::new(10, 5, 255, 0),
+    };
     NetworkConfig {
-        v4: SubnetRange {
-            network: "10.5.0.0/16".parse().unwrap(),
-            subnet_length_bits: 24,
-            subnet_min: Ipv4Addr::new(10, 5, 1, 0),
-            subnet_max: Ipv4Addr::new(10, 5, 255, 0),
-        },
-        v6: None,
+        ranges: Families::of_v4(v4, None),
         enable_nftables: false,
         backend: BackendConfig { kind: BackendKind::Udp.into(), settings: serde_json::Value::Null },
     }
@@ -152,7 +152,7 @@ impl Running {
 }
 
 pub fn addresses(peers: &Peers) -> BTreeSet<String> {
-    peers.values().map(|lease| lease.attributes.public_ip.to_string()).collect()
+    peers.values().map(|lease| lease.attributes.node_address().to_string()).collect()
 }
 
 /// What an undisturbed store needs at most, and a busy machine.

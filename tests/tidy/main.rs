@@ -34,11 +34,22 @@ const MAP: &[(&str, &[&str])] = &[
         "engine",
         &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats", "words"],
     ),
-    ("config", &["backend_kind", "route::IpAddress", "route::Prefix", "status", "words"]),
+    (
+        "config",
+        &[
+            "backend_kind",
+            "route::Families",
+            "route::IpAddress",
+            "route::Prefix",
+            "status",
+            "words",
+        ],
+    ),
     (
         "host",
         &[
             "backend_kind",
+            "route::Families",
             "route::IpAddress",
             "route::Prefix",
             "failure",

@@ -70,8 +70,18 @@ weft:{{ .Chart.AppVersion }}
 {{- if not (has $f.backend $known) -}}
 {{- fail (printf "flannel.backend is %s; weft has %s" $f.backend (join ", " $known)) -}}
 {{- end -}}
+{{- if not (or .Values.podCidr .Values.podCidrv6) -}}
+{{- fail "podCidr and podCidrv6 are empty: give one of them, or both" -}}
+{{- end -}}
+{{- if and (not .Values.podCidr) (eq $f.backend "udp") -}}
+{{- fail "podCidr is empty, and the backend udp needs IPv4: give podCidr, or choose vxlan or host-gw" -}}
+{{- end -}}
 {
+{{- if .Values.podCidr }}
   "Network": {{ .Values.podCidr | quote }},
+{{- else }}
+  "EnableIPv4": false,
+{{- end }}
 {{- if .Values.podCidrv6 }}
   "IPv6Network": {{ .Values.podCidrv6 | quote }},
   "EnableIPv6": true,

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use crate::backend::status::PeerHosts;
-use crate::route::Prefix;
+use crate::route::{Families, Prefix, Prefixes};
 
 /// Pauses before a failed command is retried, doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -14,16 +14,15 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// One other host, as passed to its commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Peer {
-    pub(super) public_ip: Ipv4Addr,
-    /// Its IPv6 subnet and where it is reached, if it has both.
-    pub(super) v6: Option<(Prefix<Ipv6Addr>, Ipv6Addr)>,
+    /// Its subnets, and where it is reached.
+    pub(super) addresses: Families<(Prefix, Ipv4Addr), (Prefix<Ipv6Addr>, Ipv6Addr)>,
     pub(super) data: String,
 }
 
 /// The commands for one subnet: remove what was set up for `from`, add `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Task {
-    pub(super) subnet: Prefix,
+    pub(super) subnet: Prefixes,
     pub(super) from: Option<Peer>,
     pub(super) to: Option<Peer>,
 }
@@ -31,7 +30,7 @@ pub(super) struct Task {
 /// All hosts that have something set up, or should have.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
-    entries: BTreeMap<Prefix, Entry>,
+    entries: BTreeMap<Prefixes, Entry>,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +52,7 @@ impl Entry {
 
 impl Hosts {
     /// Sets the wanted hosts. One whose values changed is tried at once.
-    pub(super) fn want(&mut self, mut wanted: BTreeMap<Prefix, Peer>) {
+    pub(super) fn want(&mut self, mut wanted: BTreeMap<Prefixes, Peer>) {
         for (subnet, entry) in &mut self.entries {
             let next = wanted.remove(subnet);
             if next != entry.wanted {
@@ -97,8 +96,12 @@ impl Hosts {
     /// What is set up.
     pub(super) fn applied(&self) -> PeerHosts {
         let entries = self.entries.iter();
+        let host = |peer: &Peer| {
+            let v6 = || Some(peer.addresses.v6()?.1.into());
+            peer.addresses.v4().map(|(_, host)| host.into()).or_else(v6)
+        };
         entries
-            .filter_map(|(subnet, entry)| Some((*subnet, entry.applied.as_ref()?.public_ip)))
+            .filter_map(|(subnet, entry)| Some((*subnet, host(entry.applied.as_ref()?)?)))
             .collect()
     }
 
@@ -118,19 +121,20 @@ impl Hosts {
 mod tests {
     use super::*;
 
-    fn subnet(number: u8) -> Prefix {
+    fn subnet(number: u8) -> Prefixes {
         format!("10.5.{number}.0/24").parse().unwrap()
     }
 
     fn peer(data: &str) -> Peer {
-        Peer { public_ip: Ipv4Addr::new(192, 0, 2, 1), v6: None, data: data.to_owned() }
+        let v4 = ("10.5.1.0/24".parse().unwrap(), Ipv4Addr::new(192, 0, 2, 1));
+        Peer { addresses: Families::of_v4(v4, None), data: data.to_owned() }
     }
 
-    fn wanted(hosts: &[(u8, &str)]) -> BTreeMap<Prefix, Peer> {
+    fn wanted(hosts: &[(u8, &str)]) -> BTreeMap<Prefixes, Peer> {
         hosts.iter().map(|(number, data)| (subnet(*number), peer(data))).collect()
     }
 
-    fn begun(hosts: &mut Hosts, now: Instant) -> Vec<Prefix> {
+    fn begun(hosts: &mut Hosts, now: Instant) -> Vec<Prefixes> {
         std::iter::from_fn(|| hosts.begin(now)).map(|task| task.subnet).collect()
     }
 

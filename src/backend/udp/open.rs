@@ -9,18 +9,20 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::backend::error::StartResult;
+use crate::backend::error::{StartError, StartResult};
 use crate::backend::setup::{Claim, Setup};
+use crate::backend_kind::BackendKind;
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
 use crate::control::lease::LeaseAttributes;
 use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
 use crate::fast_path::FastPath;
+use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{IPV6_MTU_BYTES_MIN, MtuError, no_room_for_ipv6, overlay_mtu_bytes};
 use crate::host::netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayPart, clear_v6};
-use crate::route::{SOURCE_PORTS, first_source_port};
+use crate::route::{Prefixes, SOURCE_PORTS, first_source_port};
 use crate::status::{self, SWITCHED_OFF};
 
 use super::kernel_plane::attachment::{AttachError, Attacher};
@@ -70,10 +72,11 @@ pub(super) fn open_sources(sockets: &mut [TunnelSocket]) {
 
 impl UdpReserved {
     /// What the node publishes, its programs included, which run once it has a lease.
-    pub(crate) fn attributes(&self, public_address: Ipv4Addr) -> LeaseAttributes {
+    pub(crate) fn attributes(&self, external: &ExternalInterface) -> LeaseAttributes {
         let backend_data = announcement(self.fast_path.is_ok(), self.tunnel.has_sources);
         let backend_v6_data = announcement_v6(self.tunnel.has_ipv6);
-        let own = LeaseAttributes::udp(public_address);
+        let public_ip = external.v4().map(|v4| v4.public_address);
+        let own = LeaseAttributes::at(BackendKind::Udp, public_ip, None);
         LeaseAttributes { backend_data, backend_v6_data, ..own }
     }
 }
@@ -84,7 +87,9 @@ pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
 ) -> StartResult<UdpReserved> {
-    let Claim { external, network, network_v6, previous_subnet, dataplane, handover } = claim;
+    let Claim { external, networks, previous_subnet, dataplane, handover } = claim;
+    let ipv4 = networks.v4().zip(external.v4());
+    let ((network, external_v4), network_v6) = (ipv4.ok_or(StartError::NoIpv4)?, networks.v6());
     let DataplaneOptions { mut offload, workers, fast_path, .. } = dataplane;
     let is_kept = dataplane.keep_tunnel;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
@@ -93,7 +98,7 @@ pub(crate) async fn reserve(
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
     let has_sources = !dataplane.has_one_source_port && worker_count.get() > 1;
-    let address = SocketAddrV4::new(external.address, settings.port);
+    let address = SocketAddrV4::new(external_v4.address, settings.port);
     let owner = Owner { port: settings.port, network };
     let inherited = tun_device::inherit(handover, owner, address, offload, worker_count).await?;
     let checked = async |(sockets, queues): (Vec<TunnelSocket>, Vec<Tun>)| {
@@ -145,9 +150,10 @@ pub(crate) async fn reserve(
 
 /// Gives the device its addresses and the routes.
 pub(super) async fn configure(setup: &Setup, mtu_bytes: u16, tun: &Tun) -> StartResult<Overlay> {
-    let (v4, v6) = parts(setup);
+    let (v4, v6) = parts(setup)?;
     let desired = desired(tun, mtu_bytes, v4, v6).await?;
-    if let (None, [_, Some(former)]) = (&desired.v6, setup.networks_v6) {
+    let former_v6 = setup.former_networks.and_then(Prefixes::v6);
+    if let (None, Some(former)) = (&desired.v6, former_v6) {
         clear_v6(&desired.device, former).await?;
     }
     patiently(async || Ok(Overlay::check(&desired).await?)).await?;
@@ -155,12 +161,14 @@ pub(super) async fn configure(setup: &Setup, mtu_bytes: u16, tun: &Tun) -> Start
 }
 
 /// What the device has of each family.
-fn parts(setup: &Setup) -> (OverlayPart<Ipv4Addr>, Option<OverlayPart<Ipv6Addr>>) {
-    let former_network = setup.former_network;
-    let v4 = OverlayPart { former_network, ..OverlayPart::of(setup.network, Some(setup.subnet)) };
-    let [network, former_network] = setup.networks_v6;
-    let v6 = network.map(|network| OverlayPart::of(network, setup.subnet_v6));
-    (v4, v6.map(|v6| OverlayPart { former_network, ..v6 }))
+fn parts(setup: &Setup) -> StartResult<(OverlayPart<Ipv4Addr>, Option<OverlayPart<Ipv6Addr>>)> {
+    let Setup { networks, subnets, former_networks, .. } = setup;
+    let former_network = former_networks.and_then(Prefixes::v4);
+    let (network, subnet) = networks.v4().zip(subnets.v4()).ok_or(StartError::NoIpv4)?;
+    let v4 = OverlayPart { former_network, ..OverlayPart::of(network, Some(subnet)) };
+    let former_network = former_networks.and_then(Prefixes::v6);
+    let v6 = networks.v6().map(|network| OverlayPart::of(network, subnets.v6()));
+    Ok((v4, v6.map(|v6| OverlayPart { former_network, ..v6 })))
 }
 
 /// Whether an overlay of this MTU can carry IPv6, if it is to.

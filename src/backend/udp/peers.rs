@@ -18,12 +18,13 @@ pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
     let all: BTreeMap<_, _> = before.peers().iter().map(|peer| (peer.subnet, peer)).collect();
     let mut peers = Vec::new();
     for (subnets, lease) in leases {
-        let Some(subnet) = subnets.v4() else { continue };
+        let v4 = subnets.v4().zip(lease.attributes.public_ip);
+        let Some((subnet, public_ip)) = v4 else { continue };
         if !lease.attributes.backend_type.is_udp() {
             debug!("Ignoring lease {subnet} of a {} node", lease.attributes.backend_type);
             continue;
         }
-        let address = SocketAddrV4::new(lease.attributes.public_ip, port);
+        let address = SocketAddrV4::new(public_ip, port);
         let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
         let takes_source_ports = source_ports >= Some(SOURCE_PORTS);
         let subnet_v6 = subnets.v6().filter(|_| takes_ipv6(lease));

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::backend::error::StartResult;
+use crate::backend::error::{StartError, StartResult};
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
@@ -80,7 +80,8 @@ impl Tunnel {
         taken: Arc<Taken>,
     ) -> StartResult<Self> {
         let TunnelReserved { owner, queues, mtu_bytes, worker_count, offload, .. } = reserved;
-        let (subnet, leased_v6) = (setup.subnet, leased_v6(setup));
+        let subnet = setup.subnets.v4().ok_or(StartError::NoIpv4)?;
+        let leased_v6 = leased_v6(setup);
         let following = setup.following(vec![owner.network], INTERFACE_PERIOD);
         let networks_v6 = leased_v6.map(|leased| leased.network).into_iter().collect();
         let host = HostFollower::new(Following { networks_v6, ..following })?;
@@ -209,7 +210,8 @@ impl Tunnel {
     /// Moves to the address that the interface has now; false if that is to be retried.
     async fn follow_address(&mut self) -> bool {
         let external = self.host.external();
-        let (from, to) = (self.seats[0].socket.address, external.address);
+        let from = self.seats[0].socket.address;
+        let to = external.v4().map_or_else(|| *from.ip(), |v4| v4.address);
         if *from.ip() == to {
             self.stays = None;
             return true;
@@ -460,7 +462,8 @@ impl Drop for Tunnel {
 
 /// What this host has of IPv6.
 fn leased_v6(setup: &Setup) -> Option<Leased<Ipv6Addr>> {
-    setup.networks_v6[0].zip(setup.subnet_v6).map(|(network, subnet)| Leased { network, subnet })
+    let v6 = setup.networks.v6().zip(setup.subnets.v6());
+    v6.map(|(network, subnet)| Leased { network, subnet })
 }
 
 /// What paths take less than the device, by the IPv6 subnets at their ends. A route of IPv6 has no

@@ -118,23 +118,18 @@ mod tests {
     use std::net::Ipv6Addr;
 
     use super::*;
-    use crate::host::interface::ExternalV6;
+    use crate::host::interface::ExternalAddress;
     use crate::host::state::tests::link;
+    use crate::route::Families;
 
     fn settings() -> VxlanBackendConfig {
         VxlanBackendConfig::parse(&serde_json::json!({"VNI": 18888})).unwrap()
     }
 
     fn external() -> ExternalInterface {
-        let address = Ipv4Addr::new(192, 0, 2, 1);
-        ExternalInterface {
-            name: "eth0".to_owned(),
-            index: 2,
-            address,
-            public_address: address,
-            v6: None,
-            mtu_bytes: 1500,
-        }
+        let v4 = ExternalAddress::of(Ipv4Addr::new(192, 0, 2, 1), None);
+        let (name, addresses) = ("eth0".to_owned(), Families::of_v4(v4, None));
+        ExternalInterface { name, index: 2, addresses, mtu_bytes: 1500 }
     }
 
     fn found(vxlan: Option<Vxlan>) -> Link {
@@ -188,7 +183,9 @@ mod tests {
         let [v4, v6] = [name::<Ipv4Addr>(&settings()), name::<Ipv6Addr>(&settings())];
         assert_eq!([v4.as_str(), &v6], ["flannel.18888", "flannel-v6.18888"]);
         let address: Ipv6Addr = "fd99::1".parse().unwrap();
-        let dual = ExternalInterface { v6: Some(ExternalV6::of(address, None)), ..external() };
+        let v6 = ExternalAddress::of(address, None);
+        let addresses = Families::of_v6(external().v4(), v6);
+        let dual = ExternalInterface { addresses, ..external() };
         let wanted = vxlan::<Ipv6Addr>(&settings(), &dual);
         assert_eq!(wanted.local, Some(address.into()));
         let of_v4 = Link { vxlan: Some(vxlan::<Ipv4Addr>(&settings(), &dual)), ..found(None) };

@@ -12,6 +12,12 @@ pub enum NetworkConfigError {
     /// The configuration names a backend without its type.
     #[error("unknown backend type \"\": give Backend a Type such as \"udp\", or leave Backend out")]
     NoBackendType,
+    /// The configuration leaves nodes no family of addresses.
+    #[error(
+        "none defined stack: EnableIPv4 is false and EnableIPv6 is not true; set one of them to \
+         true in the network configuration"
+    )]
+    NoFamily,
     /// No JSON, or not an object.
     #[error("the network configuration is not a JSON object")]
     Syntax(#[source] serde_json::Error),

@@ -21,14 +21,17 @@ fn summary(text: &str) -> String {
     let config = parse(text);
     format!(
         "{} /{} {} {}",
-        config.v4.network, config.v4.subnet_length_bits, config.v4.subnet_min, config.v4.subnet_max
+        config.v4().unwrap().network,
+        config.v4().unwrap().subnet_length_bits,
+        config.v4().unwrap().subnet_min,
+        config.v4().unwrap().subnet_max
     )
 }
 
 #[test]
 fn defaults() {
     let config = parse(r#"{"network":"10.3.0.0/16"}"#);
-    assert_eq!(config.v4.network, "10.3.0.0/16".parse().unwrap());
+    assert_eq!(config.v4().unwrap().network, "10.3.0.0/16".parse().unwrap());
     assert_eq!(
         config.backend,
         BackendConfig { kind: BackendKind::Udp.into(), settings: json!({}) }
@@ -184,7 +187,7 @@ fn both_families_have_flannels_defaults() {
             "fc00::/48 /64 fc00:0:0:5:: fc00:0:0:ffff::",
         ),
     ] {
-        let v6 = parse(&with(members)).v6.expect("it is enabled");
+        let v6 = parse(&with(members)).v6().expect("it is enabled");
         let SubnetRange { network, subnet_length_bits, subnet_min, subnet_max } = v6;
         let found = format!("{network} /{subnet_length_bits} {subnet_min} {subnet_max}");
         assert_eq!(found, expected, "{members}");
@@ -206,9 +209,29 @@ fn both_families_have_flannels_defaults() {
 }
 
 #[test]
-fn what_is_not_built_refuses() {
+fn either_family_may_be_missing_but_not_both() {
     let with = |members: &str| format!(r#"{{"Network":"10.3.0.0/16",{members}}}"#);
-    assert_refused(&with(r#""EnableIPv4":false"#), "without IPv4");
+    for neither in [r#""EnableIPv4":false"#, r#""EnableIPv4":false,"EnableIPv6":false"#] {
+        let refused = NetworkConfig::parse(with(neither).as_bytes()).unwrap_err();
+        assert!(matches!(refused, NetworkConfigError::NoFamily), "{refused}");
+    }
+    // As in flannel, keys of the other family are not even looked at.
+    for network in ["", r#""Network":"10.3.0.0/16","#, r#""Network":"junk","SubnetLen":99,"#] {
+        let text = format!(
+            r#"{{{network}"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fc00::/48"}}"#
+        );
+        let config = parse(&text);
+        assert_eq!(config.v4(), None, "{text}");
+        assert_eq!(config.networks().to_string(), "fc00::/48");
+        let bounds = config.bounds().map(|it| it.to_string());
+        assert_eq!(bounds, ["fc00:0:0:1::/64", "fc00:0:0:ffff::/64"]);
+        assert_eq!(parse(&config.to_json().to_string()), config, "{text}");
+        let leasable = |subnets: &str| config.is_leasable(subnets.parse().unwrap());
+        assert!(leasable("fc00:0:0:7::/64"));
+        assert!(!leasable("10.3.7.0/24,fc00:0:0:7::/64") && !leasable("10.3.7.0/24"));
+    }
+    let missing = r#"{"EnableIPv4":false,"EnableIPv6":true}"#;
+    assert_refused(missing, "IPv6Network");
     parse(&with(r#""EnableIPv6":false,"IPv6Network":"fc00::/48","EnableIPv4":true"#));
     assert!(parse(&with(r#""EnableNFTables":true"#)).enable_nftables);
 }
@@ -311,7 +334,7 @@ fn a_network_that_no_host_forwards_is_refused() {
     }
     for network in ["1.0.0.0/8", "126.0.0.0/16", "128.0.0.0/16", "223.0.0.0/8", "240.0.0.0/8"] {
         assert_eq!(
-            parse(&json!({ "Network": network }).to_string()).v4.network.to_string(),
+            parse(&json!({ "Network": network }).to_string()).v4().unwrap().network.to_string(),
             network
         );
     }
@@ -354,13 +377,14 @@ proptest! {
             value["SubnetMax"] = near(max).into();
         }
         if let Ok(config) = NetworkConfig::parse(value.to_string().as_bytes()) {
-            prop_assert!(config.v4.subnet_length_bits >= config.v4.network.length_bits() + 2);
-            prop_assert!(config.v4.subnet_length_bits <= 30);
-            prop_assert!(config.v4.subnet_min <= config.v4.subnet_max);
-            for bound in [config.v4.subnet_min, config.v4.subnet_max] {
-                let subnet = Prefix::new(bound, config.v4.subnet_length_bits).unwrap();
-                prop_assert!(subnet.network() == bound && config.v4.leasable(subnet));
-                prop_assert!(config.v4.network.covers(subnet));
+            let v4 = config.v4().unwrap();
+            prop_assert!(v4.subnet_length_bits >= v4.network.length_bits() + 2);
+            prop_assert!(v4.subnet_length_bits <= 30);
+            prop_assert!(v4.subnet_min <= v4.subnet_max);
+            for bound in [v4.subnet_min, v4.subnet_max] {
+                let subnet = Prefix::new(bound, v4.subnet_length_bits).unwrap();
+                prop_assert!(subnet.network() == bound && v4.leasable(subnet));
+                prop_assert!(v4.network.covers(subnet));
             }
             let again = NetworkConfig::parse(config.to_json().to_string().as_bytes());
             prop_assert_eq!(again.unwrap(), config, "what is remembered is another configuration");
@@ -377,9 +401,10 @@ proptest! {
         let network = Prefix::new(Ipv4Addr::from_bits(address), network_length).unwrap();
         let length = (network_length + extra).min(30);
         let config = parse(&format!(r#"{{"Network":"{network}","SubnetLen":{length}}}"#));
+        let range = config.v4().unwrap();
         let mut each = Prefix::new(network.network(), length);
         while let Some(subnet) = each.filter(|subnet| network.covers(*subnet)) {
-            prop_assert_eq!(config.v4.leasable(subnet), subnet.network() != network.network());
+            prop_assert_eq!(range.leasable(subnet), subnet.network() != network.network());
             each = subnet.next();
         }
     }

@@ -150,7 +150,7 @@ async fn storm(nodes: usize, network: NetworkConfig) {
     let v4: BTreeSet<_> = subnets.iter().map(|it| it.v4()).collect();
     assert_eq!(v4.len(), nodes, "two nodes share a subnet");
     let v6: BTreeSet<_> = subnets.iter().map(|it| it.v6()).collect();
-    assert_eq!(v6.len(), network.v6.map_or(1, |_| nodes), "two nodes share an IPv6 subnet");
+    assert_eq!(v6.len(), network.v6().map_or(1, |_| nodes), "two nodes share an IPv6 subnet");
     assert_eq!(store.keys().len(), nodes);
     let calls = store.calls() as usize / nodes;
     assert!(calls <= 40, "{calls} requests for each node");
@@ -161,12 +161,15 @@ async fn storms_of_daemons_all_succeed() {
     storm(12, network()).await;
     storm(100, network()).await;
     storm(1000, config("10.0.0.0/8", 24, "10.0.1.0", "10.255.255.0")).await;
-    let v6 = dual().v6.map(|range| SubnetRange {
-        network: "fd00:5::/48".parse().unwrap(),
-        subnet_max: "fd00:5:0:ffff::".parse().unwrap(),
-        ..range
-    });
-    storm(100, NetworkConfig { v6, ..network() }).await;
+    let wide = dual().ranges.map(
+        |range| range,
+        |range| SubnetRange {
+            network: "fd00:5::/48".parse().unwrap(),
+            subnet_max: "fd00:5:0:ffff::".parse().unwrap(),
+            ..range
+        },
+    );
+    storm(100, NetworkConfig { ranges: wide, ..network() }).await;
 }
 
 #[tokio::test]
@@ -264,7 +267,7 @@ async fn a_claim_that_cannot_be_made_is_made_once_it_can_be() {
         _ = manager.keep_claim(leased, attributes, peers) => {}
         claimed = claimed => claimed.expect("it gave up the claim after the first error"),
     }
-    assert!(in_the_way.join("nodes").join(node(1).public_ip.to_string()).exists());
+    assert!(in_the_way.join("nodes").join(node(1).node_address().to_string()).exists());
 }
 
 /// The network of the others, with IPv6 as well: four subnets of it.

@@ -1,5 +1,7 @@
 //! What is written is read back; what is damaged, old, foreign or no lease is refused by name.
 
+use std::net::Ipv4Addr;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -54,7 +56,7 @@ fn expected() -> Expected<'static> {
         store: STORE,
         networks: prefixes("10.5.0.0/16"),
         subnets: prefixes("10.5.100.0/24"),
-        public_ip: "192.0.2.1".parse().unwrap(),
+        address: "192.0.2.1".parse().unwrap(),
         now_unix: NOW + 3600,
     }
 }
@@ -91,8 +93,8 @@ fn mismatched_cache_is_refused_by_field() {
     assert_refused(&bytes, &Expected { networks, ..usual }, "\"10.5.0.0/16\"");
     let subnets = prefixes("10.5.101.0/24");
     assert_refused(&bytes, &Expected { subnets, ..usual }, "\"10.5.100.0/24\"");
-    let public_ip = "192.0.2.9".parse().unwrap();
-    assert_refused(&bytes, &Expected { public_ip, ..usual }, "192.0.2.9");
+    let address = "192.0.2.9".parse().unwrap();
+    assert_refused(&bytes, &Expected { address, ..usual }, "192.0.2.9");
 }
 
 #[test]

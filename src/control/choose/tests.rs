@@ -1,19 +1,21 @@
 //! Candidates against a slow overlap check, and which of several own leases counts.
 
+use std::net::Ipv4Addr;
+
 use super::*;
 use crate::backend_kind::BackendKind;
 use crate::config::network::BackendConfig;
-use crate::control::lease::LeaseAttributes;
+use crate::route::Families;
 
 pub(crate) fn config(network: &str, bits: u8, min: &str, max: &str) -> NetworkConfig {
+    let v4 = SubnetRange {
+        network: network.parse().unwrap(),
+        subnet_length_bits: bits,
+        subnet_min: min.parse().unwrap(),
+        subnet_max: max.parse().unwrap(),
+    };
     NetworkConfig {
-        v4: SubnetRange {
-            network: network.parse().unwrap(),
-            subnet_length_bits: bits,
-            subnet_min: min.parse().unwrap(),
-            subnet_max: max.parse().unwrap(),
-        },
-        v6: None,
+        ranges: Families::of_v4(v4, None),
         enable_nftables: false,
         backend: BackendConfig { kind: BackendKind::Udp.into(), settings: serde_json::Value::Null },
     }
@@ -32,7 +34,11 @@ pub(crate) fn lease(subnet: &str, host: u8) -> Lease {
 }
 
 fn free(config: &NetworkConfig, leases: &[Lease], count_max: usize) -> Vec<String> {
-    free_subnets(&config.v4, subnets(leases), count_max).iter().map(Prefix::to_string).collect()
+    free_subnets(&v4(config), subnets(leases), count_max).iter().map(Prefix::to_string).collect()
+}
+
+fn v4(config: &NetworkConfig) -> SubnetRange {
+    config.v4().expect("it has IPv4")
 }
 
 fn subnets(leases: &[Lease]) -> Vec<Prefix> {
@@ -67,14 +73,18 @@ fn free_subnets_equal_slow_overlap_check() {
             })
             .collect();
         let mut slow = Vec::new();
-        let mut subnet = Prefix::new(config.v4.subnet_min, 26).unwrap();
-        while subnet.network() <= config.v4.subnet_max {
+        let mut subnet = Prefix::new(v4(&config).subnet_min, 26).unwrap();
+        while subnet.network() <= v4(&config).subnet_max {
             if !leases.iter().any(|lease| lease.subnets.overlaps(subnet.into())) {
                 slow.push(subnet);
             }
             subnet = subnet.next().unwrap();
         }
-        assert_eq!(free_subnets(&config.v4, subnets(&leases), usize::MAX), slow, "with {leases:?}");
+        assert_eq!(
+            free_subnets(&v4(&config), subnets(&leases), usize::MAX),
+            slow,
+            "with {leases:?}"
+        );
     }
 }
 
@@ -87,11 +97,11 @@ fn free_subnets_stop_at_end_of_addresses() {
 #[test]
 fn usable_own_lease_is_preferred() {
     let config = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
-    let own = Ipv4Addr::new(192, 0, 2, 7);
+    let own = LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 7));
     let leases = [lease("10.6.1.0/24", 7), lease("10.5.3.0/24", 7), lease("10.5.4.0/24", 7)];
     let held = |leases: &[Lease], previous: Option<&str>| {
         let previous = previous.map(|text| text.parse().unwrap());
-        held_by(leases, own, &config, previous).map(|lease| lease.subnets.to_string())
+        held_by(leases, &own, &config, previous).map(|lease| lease.subnets.to_string())
     };
     assert_eq!(held(&leases, Some("10.5.3.0/24")).as_deref(), Some("10.5.3.0/24"));
     assert_eq!(held(&leases[..1], None).as_deref(), Some("10.6.1.0/24"));

@@ -37,13 +37,40 @@ fn flannel_values_round_trip_bytewise() {
 
 #[test]
 fn values_are_read_as_go_reads_them() {
-    assert_eq!(value("{}").public_ip, Ipv4Addr::UNSPECIFIED);
-    assert_eq!(value(r#"{"PublicIP":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
-    assert_eq!(value(r#"{"publicip":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
+    assert_eq!(value("{}").public_ip, None);
+    assert_eq!(value(r#"{"PublicIP":"1.2.3.4"}"#).public_ip, Some(Ipv4Addr::new(1, 2, 3, 4)));
+    assert_eq!(value(r#"{"publicip":"1.2.3.4"}"#).public_ip, Some(Ipv4Addr::new(1, 2, 3, 4)));
     let twice = value(r#"{"PublicIP":"1.2.3.4","PUBLICIP":"5.6.7.8"}"#);
-    assert_eq!(twice.public_ip, Ipv4Addr::new(5, 6, 7, 8));
+    assert_eq!(twice.public_ip, Some(Ipv4Addr::new(5, 6, 7, 8)));
     let odd = value(r#" {"New":{"a":[1]},"PublicIP":"1.2.3.4","BackendData":null} "#);
     assert_eq!(odd, LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4)));
+}
+
+#[test]
+fn a_node_without_ipv4_is_known_by_its_other_address() {
+    let alone = r#"{"PublicIP":"0.0.0.0","PublicIPv6":"fd99::1","BackendType":"host-gw"}"#;
+    let own = value(alone);
+    assert_eq!((own.public_ip, own.node_address()), (None, "fd99::1".parse().unwrap()));
+    assert_eq!(String::from_utf8(own.to_json().unwrap()).unwrap(), alone, "as flannel's");
+    let both = value(r#"{"PublicIP":"192.0.2.1","PublicIPv6":"fd99::1"}"#);
+    assert_eq!(both.node_address(), "192.0.2.1".parse::<IpAddr>().unwrap());
+    for (other, is_same) in [
+        (r#"{"PublicIP":"0.0.0.0","PublicIPv6":"fd99::1"}"#, [true, true]),
+        // The same node, before its network lost IPv4, or once that has it.
+        (r#"{"PublicIP":"192.0.2.1","PublicIPv6":"fd99::1"}"#, [true, true]),
+        (r#"{"PublicIP":"192.0.2.1","PublicIPv6":"fd99::2"}"#, [false, true]),
+        (r#"{"PublicIP":"192.0.2.2","PublicIPv6":"fd99::1"}"#, [true, false]),
+        (r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#, [false, true]),
+        (r#"{"PublicIP":"0.0.0.0","PublicIPv6":"fd99::2"}"#, [false, false]),
+        (r#"{"PublicIP":"0.0.0.0","PublicIPv6":null}"#, [false, false]),
+        ("{}", [false, false]),
+    ] {
+        let other = value(other);
+        assert_eq!([&own, &both].map(|it| it.is_of_node_of(&other)), is_same, "{other:?}");
+        assert_eq!([&own, &both].map(|it| other.is_of_node_of(it)), is_same, "{other:?}");
+    }
+    let nobody = value("{}");
+    assert!(!nobody.is_of_node_of(&nobody), "whoever says nothing is nobody");
 }
 
 #[test]

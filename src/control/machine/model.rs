@@ -15,10 +15,12 @@
 //! apart, so they are not modelled. Both kinds move; the last to write the entry with its address
 //! then has the subnet.
 //!
-//! In two of three schedules there is IPv6, too, with hardly more subnets than nodes: a node has
-//! both families or IPv4 alone, and may have the other configuration after a crash. Its entry then
-//! gets another key in one step. Up to two nodes run flanneld, which compares its own key alone.
-//! Entries of theirs may overlap with a node's, those of two nodes never, in neither family.
+//! In every fifth schedule the network has no IPv4, and nodes are known by their IPv6 addresses;
+//! `WEFT_MODEL_WITHOUT_IPV4=1` makes all of them so. In two of three others there is IPv6, too,
+//! with hardly more subnets than nodes: a node has both families or IPv4 alone, and may have the
+//! other configuration after a crash. Its entry then gets another key in one step. Up to two nodes
+//! run flanneld, which compares its own key alone. Entries of theirs may overlap with a node's,
+//! those of two nodes never, in neither family.
 //!
 //! That it can fail is tried by `scripts/mutate`, which breaks one guard or comparison at a time;
 //! `scripts/mutations.md` has what caught each, and what nothing did.
@@ -41,7 +43,7 @@ use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::Lease;
 use crate::control::timing::Timing;
-use crate::route::Prefix;
+use crate::route::{Families, Prefix};
 use flannel::Flannel;
 use node::{Answer, InFlight, Life, Moment, Node, Op, execute, failure};
 use store::SimStore;
@@ -74,7 +76,7 @@ fn timing() -> Timing {
 }
 
 /// With so many IPv6 subnets, or without IPv6 if there are none.
-fn network(v6_subnets: u16) -> NetworkConfig {
+fn network(has_v4: bool, v6_subnets: u16) -> NetworkConfig {
     let v4 = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.10.0");
     let v6 = (v6_subnets > 0).then(|| SubnetRange {
         network: Prefix::new(V6_NETWORK, 48).unwrap(),
@@ -82,7 +84,8 @@ fn network(v6_subnets: u16) -> NetworkConfig {
         subnet_min: v6_subnet(1),
         subnet_max: v6_subnet(v6_subnets),
     });
-    NetworkConfig { v6, ..v4 }
+    let ranges = Families::new(v4.v4().filter(|_| has_v4), v6).unwrap_or(v4.ranges);
+    NetworkConfig { ranges, ..v4 }
 }
 
 const V6_NETWORK: Ipv6Addr = v6_subnet(0);
@@ -103,6 +106,8 @@ struct World {
     has_operator: bool,
     foreigners: u8,
     flannels: Vec<Flannel>,
+    /// Whether nodes have IPv4.
+    has_v4: bool,
     /// How many IPv6 subnets there are in this schedule; none if it has IPv4 alone.
     v6_subnets: u16,
     /// The same by the configuration that the next start of a twin reads: they have one.
@@ -113,6 +118,8 @@ struct World {
 impl World {
     fn new(seed: u64, is_told: bool) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
+        let has_v4 =
+            !seed.is_multiple_of(5) && std::env::var_os("WEFT_MODEL_WITHOUT_IPV4").is_none();
         let count = random.u8(2..=5);
         let offset = |_| Duration::from_secs(random.u64(100..100_000));
         let offsets: Vec<_> = (0..count).map(offset).collect();
@@ -124,20 +131,22 @@ impl World {
         };
         let nodes = (1..=count).zip(offsets);
         let mut nodes: Vec<_> =
-            nodes.map(|(number, offset)| Node::new(number, named(number), offset)).collect();
+            nodes.map(|(number, it)| Node::new(number, has_v4, named(number), it)).collect();
         if random.u8(..3) == 0 {
             // Another machine with the addresses of the first, or a copy of it.
             let (offset, is_copy) = (nodes[0].boot_offset, random.bool());
-            nodes[1] = Node::new(1, named(if is_copy { 1 } else { 2 }), offset);
+            nodes[1] = Node::new(1, has_v4, named(if is_copy { 1 } else { 2 }), offset);
             for node in &mut nodes[..2] {
                 node.has_twin = true;
             }
         }
         let has_operator = random.bool();
         let (time, store, late) = (Duration::ZERO, SimStore::new(), Vec::new());
-        let flannels = if random.u8(..3) == 0 { random.u8(1..=2) } else { 0 };
-        let v6_subnets = if random.u8(..3) > 0 { u16::from(count + flannels) + 1 } else { 0 };
-        let mut some = || if random.bool() { v6_subnets } else { 0 };
+        // flannel's nodes cannot tell each other apart without IPv4.
+        let flannels = if has_v4 && random.u8(..3) == 0 { random.u8(1..=2) } else { 0 };
+        let v6_subnets =
+            if !has_v4 || random.u8(..3) > 0 { u16::from(count + flannels) + 1 } else { 0 };
+        let mut some = || if !has_v4 || random.bool() { v6_subnets } else { 0 };
         let twins_v6_subnets = some();
         nodes.iter_mut().for_each(|node| node.v6_subnets = some());
         let flannels = (1..=flannels).map(|number| Flannel::new(number, some())).collect();
@@ -150,6 +159,7 @@ impl World {
             has_operator,
             foreigners: 0,
             flannels,
+            has_v4,
             v6_subnets,
             twins_v6_subnets,
             is_told,
@@ -180,11 +190,11 @@ impl World {
         let Life::Down = self.nodes[index].life else { return };
         self.read_config(index);
         // A cache of another address or configuration is refused, or with the own address in it.
-        let (public_ip, config) = (self.nodes[index].public_ip, self.nodes[index].config());
+        let (address, config) = (self.nodes[index].address, self.nodes[index].config());
         let known = self.nodes[index].known.clone();
-        let known = known.filter(|known| known.own.attributes.public_ip == public_ip);
+        let known = known.filter(|known| known.own.attributes.node_address() == address);
         let known = known.filter(|known| known.networks == config.networks());
-        let is_own = |peer: &Lease| peer.attributes.public_ip == public_ip;
+        let is_own = |peer: &Lease| peer.attributes.node_address() == address;
         let known = known.filter(|known| !known.peers.values().any(is_own));
         let known = known.filter(|_| self.random.bool());
         if let Some(known) = known {
@@ -353,8 +363,8 @@ impl World {
         let node = &mut nodes[index];
         let Some(request) = node.request.as_mut() else { return };
         let (op, asked, cluster) = (request.op.clone(), request.asked, node.cluster);
-        let (claims, public_ip, past) = (request.claims.clone(), request.public_ip, request.past);
-        let moment = Moment { time, asked, cluster, public_ip, past };
+        let (claims, address, past) = (request.claims.clone(), request.address, request.past);
+        let moment = Moment { time, asked, cluster, address, past };
         let mut execute = || execute(store, &op, &claims, moment);
         let reachable = !node.is_cut;
         let fault = if faulty { random.u8(..30) } else { u8::MAX };
@@ -368,7 +378,7 @@ impl World {
                 let claims = request.claims.clone();
                 let (run, again) = (node.run, op.clone());
                 let answer = None;
-                let again = InFlight { op: again, asked, claims, public_ip, run, past, answer };
+                let again = InFlight { op: again, asked, claims, address, run, past, answer };
                 late.push((index, again));
                 failure(&op)
             }
@@ -392,13 +402,13 @@ impl World {
             return;
         }
         let mut claims = node.claims.clone();
-        let kept = store.keep_claim(&mut claims, node.public_ip, time);
+        let kept = store.keep_claim(&mut claims, node.address, time);
         if faulty && random.u8(..15) == 0 {
             return;
         }
         claims.is_alarmed = matches!(kept, Err(StoreError::Duplicate { .. }));
         let is_gone = node.claims.lease.is_some_and(|lease| store.end_of(lease).is_none());
-        let is_lost = is_gone && !node.claims.is_of_before(node.public_ip);
+        let is_lost = is_gone && !node.claims.is_of_before(node.address);
         node.claims = claims;
         node.claim_seen = store.point();
         if kept.is_ok() {

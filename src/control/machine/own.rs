@@ -87,7 +87,7 @@ impl Machine {
             // With the address that it shows: only a restoring write publishes a new one.
             Write::Renew => {
                 let found = self.mirror.get(&held.key).map(|found| &found.attributes);
-                let elsewhere = found.filter(|found| found.public_ip != held.attributes.public_ip);
+                let elsewhere = found.filter(|found| !found.is_of_node_of(&held.attributes));
                 held.attributes = elsewhere.unwrap_or(&held.attributes).clone();
             }
             Write::Restore => self.own_entry = OwnEntry::AsWritten,
@@ -194,7 +194,7 @@ impl Machine {
             return;
         }
         let before = std::mem::replace(&mut self.own.lease.attributes, attributes);
-        self.moved_from.insert(before.public_ip);
+        self.moved_from.insert(before.node_address());
         // The store's connections end with the address: that alone is no outage to report.
         self.quiet_until = self.quiet_until.max(self.now.boot + REPORT_PAUSE);
         // Any other has the new attributes once it is written.
@@ -246,8 +246,10 @@ impl Machine {
         self.own_entry = OwnEntry::AsWritten;
         if what == Write::Restore && !self.moved_from.is_empty() {
             let LeaseAttributes { public_ip, public_ipv6, .. } = &self.own.lease.attributes;
-            let v6 = public_ipv6.map(|it| format!(" and PublicIPv6 {it}")).unwrap_or_default();
-            self.info(format!("The lease of {subnet} stays, now with PublicIP {public_ip}{v6}"));
+            let v4 = public_ip.map(|it| format!("PublicIP {it}"));
+            let v6 = public_ipv6.map(|it| format!("PublicIPv6 {it}"));
+            let now = v4.into_iter().chain(v6).collect::<Vec<_>>().join(" and ");
+            self.info(format!("The lease of {subnet} stays, now with {now}"));
         } else if what == Write::Restore {
             self.warn(format!("Somebody rewrote the lease of {subnet}; restored it"));
         } else if what == Write::Repair {
@@ -299,7 +301,7 @@ impl Machine {
                 self.follow_own(found);
             }
             Some(found) => {
-                let new_owner = found.attributes.public_ip;
+                let new_owner = found.attributes.node_address();
                 self.give_up(format!("now belongs to {new_owner}"), Some(new_owner));
             }
             None => {
@@ -317,12 +319,12 @@ impl Machine {
     /// all along, which nobody else may write, or in one that a write of ours may have made: a new
     /// entry belongs to the node that has that address now.
     fn is_own(&self, found: &Lease) -> bool {
-        let address = found.attributes.public_ip;
+        let shown = &found.attributes;
         let is_ours_still = found.created_revision == self.own.lease.created_revision
             || self.unanswered == Some(ABSENT)
             || matches!(self.asked, Asked::Write { over: ABSENT, .. });
-        address == self.own.lease.attributes.public_ip
-            || self.moved_from.contains(&address) && is_ours_still
+        shown.is_of_node_of(&self.own.lease.attributes)
+            || self.moved_from.contains(&shown.node_address()) && is_ours_still
     }
 
     /// The entry is ours, but its version, its lifetime or its attributes may have changed. Only
@@ -410,7 +412,7 @@ impl Machine {
             subnets.part_of(networks).is_some_and(|subnets| subnets.overlaps(own))
         };
         if let Some(taken) = self.mirror.values().find(|lease| takes(lease.subnets)) {
-            let (by, new_owner) = (taken.subnets, taken.attributes.public_ip);
+            let (by, new_owner) = (taken.subnets, taken.attributes.node_address());
             self.give_up(format!("lapsed and {by} belongs to {new_owner}"), Some(new_owner));
             return;
         }

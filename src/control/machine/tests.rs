@@ -1,5 +1,7 @@
 //! Single steps of the machine, without any store.
 
+use std::net::Ipv4Addr;
+
 use super::*;
 use crate::control::error::StoreError;
 use crate::control::lease::Lifetime;
@@ -117,7 +119,7 @@ fn vanished_peers_are_held_own_lease_retaken() {
     assert_eq!(counts(&commands), Some((4, 2)), "a held peer outlives its successor");
     assert!(says(&commands, "2 "), "{commands:?}");
     let moved = &machine.published.as_ref().unwrap()[&lease(2, 0, 0).subnets];
-    assert_eq!(moved.attributes.public_ip, Ipv4Addr::new(192, 0, 2, 99));
+    assert_eq!(moved.attributes.public_ip, Some(Ipv4Addr::new(192, 0, 2, 99)));
 
     let commands = machine.handle(Event::Timer, at(10 + 15 * 60));
     assert_eq!(counts(&commands), Some((2, 0)), "peers are held for ever");
@@ -244,7 +246,7 @@ fn expired_own_entry_is_read_before_writing() {
         match host {
             1 => assert!(writes(&commands), "what is still ours is not renewed: {commands:?}"),
             _ => {
-                let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+                let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9).into());
                 assert_eq!(end(&commands), Some(End { new_owner }));
             }
         }
@@ -306,7 +308,7 @@ fn what_is_not_used_is_told_until_it_is_gone() {
     assert_eq!(unused_after(&mut machine, changed(junk(&was_lease, 11))), keys(&[&was_lease]));
     assert_eq!(unused_after(&mut machine, changed(junk("x", 12))), keys(&[&was_lease, "x"]));
     let mut foreign = lease(9, 19, 13);
-    foreign.attributes.public_ip = Ipv4Addr::LOCALHOST;
+    foreign.attributes.public_ip = Some(Ipv4Addr::LOCALHOST);
     let all = keys(&[&was_lease, "x", &foreign.key]);
     assert_eq!(unused_after(&mut machine, changed(Change::Put(foreign.clone()))), all);
     // One is corrected, one is deleted, and the last is not there when all is listed.
@@ -467,7 +469,7 @@ fn offline_start_retakes_free_subnet_yields_taken_one() {
 
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(OWN, 9, 11)], 12), at(6));
-    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9).into());
     assert_eq!(end(&commands), Some(End { new_owner }), "two owners of one subnet");
 }
 

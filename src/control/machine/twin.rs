@@ -8,7 +8,7 @@ use tracing::Level;
 
 use super::state::Asked;
 use super::{Command, Machine};
-use crate::control::error::StoreResult;
+use crate::control::error::{StoreResult, field_of, flag_of};
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::Granted;
 
@@ -20,7 +20,7 @@ const RENEWAL_PAUSE: Duration = Duration::from_secs(2);
 impl Machine {
     /// The own entry is `found`, and its version not the one that we know.
     pub(super) fn suspect_twin(&mut self, found: &Lease) {
-        let in_our_name = found.attributes.public_ip == self.own.lease.attributes.public_ip;
+        let in_our_name = found.attributes.is_of_node_of(&self.own.lease.attributes);
         // A reservation is an operator's, and what is from the cache may be older than our own
         // last write.
         let is_reservation = found.lifetime == Lifetime::Reservation;
@@ -60,18 +60,20 @@ impl Machine {
     }
 
     fn report_twin(&mut self) {
-        let (subnet, public_ip) = (self.own.lease.subnets, self.own.lease.attributes.public_ip);
+        let Lease { subnets: subnet, attributes, .. } = &self.own.lease;
+        let address = attributes.node_address();
         let alarm = self.twin.quiet_until <= self.now.boot;
         if alarm {
             self.twin.quiet_until = self.now.boot + ALARM_PERIOD;
         }
         self.commands.push(Command::CountForeignWrite);
         let text = format!(
-            "ALARM: somebody else wrote the lease of {subnet} with our PublicIP {public_ip}. If \
-             that was no operator, another node, such as one that runs flanneld, has the same \
-             address, and both give their pods addresses of one subnet: give one of them another \
-             address with --public-ip or --iface, and restart it. Keeping the lease, and putting \
-             our own value back"
+            "ALARM: somebody else wrote the lease of {subnet} with our {} {address}. If that was \
+             no operator, another node, such as one that runs flanneld, has the same address, and \
+             both give their pods addresses of one subnet: give one of them another address with \
+             {} or --iface, and restart it. Keeping the lease, and putting our own value back",
+            field_of(address),
+            flag_of(address)
         );
         // Counted always, and shown once in a while.
         let level = if alarm { Level::WARN } else { Level::DEBUG };

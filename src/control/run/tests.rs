@@ -82,7 +82,7 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 }
 
 fn addresses(peers: &Peers) -> Vec<String> {
-    peers.values().map(|lease| lease.attributes.public_ip.to_string()).collect()
+    peers.values().map(|lease| lease.attributes.node_address().to_string()).collect()
 }
 
 fn lives(lease_ttl_millis: u64, renew_margin_millis: u64) -> Timing {
@@ -177,7 +177,7 @@ async fn new_owner_ends_run_and_is_named() {
     sleep(Duration::from_millis(100)).await;
     let store = daemon.store.clone();
     daemon.put(OWN, "192.0.2.9");
-    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9).into());
     assert_eq!(daemon.end().await, End { new_owner });
     assert_eq!(store.get(OWN).unwrap().0, r#"{"PublicIP":"192.0.2.9"}"#);
 }
@@ -209,7 +209,7 @@ async fn lease_covered_during_outage_is_given_up() {
     daemon.store.remove(OWN);
     daemon.put("10.5.96.0-20", "192.0.2.9");
     daemon.store.set_down(false);
-    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9).into());
     assert_eq!(daemon.end().await, End { new_owner });
 }
 

@@ -212,7 +212,7 @@ impl EtcdStore {
         extras: Extras,
     ) -> StoreResult<Granted> {
         let claimed = match phase {
-            Phase::Starts => self.claims.still_claimed(lease.attributes.public_ip).await,
+            Phase::Starts => self.claims.still_claimed(lease.attributes.node_address()).await,
             Phase::Runs => None,
         };
         let bound = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));

@@ -6,7 +6,7 @@
 //! etcd. What takes a subnet for a node that starts compares it, so that of two nodes with one
 //! address one gets the subnet; what a running node writes does not.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ struct State {
     /// The etcd lease that ends the claim.
     lease: Option<i64>,
     /// What is claimed, and the revision of that.
-    held: Option<(Ipv4Addr, i64)>,
+    held: Option<(IpAddr, i64)>,
 }
 
 impl Claims {
@@ -46,19 +46,19 @@ impl Claims {
         Self { node: None, connection, state: Mutex::default(), lost: Notify::new() }
     }
 
-    /// Claims `public_ip`, or keeps that claim alive, unless another node has it.
-    pub(super) async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> StoreResult<()> {
-        let mut claimed = self.claim_at(&self.claim_path(public_ip), public_ip, ttl).await;
+    /// Claims `address`, or keeps that claim alive, unless another node has it.
+    pub(super) async fn claim(&self, address: IpAddr, ttl: Duration) -> StoreResult<()> {
+        let mut claimed = self.claim_at(&self.claim_path(address), address, ttl).await;
         if let Err(StoreError::Refused { detail, .. }) = &mut claimed {
-            detail.push_str(&format!(" (the key is {})", self.claim_path(public_ip)));
+            detail.push_str(&format!(" (the key is {})", self.claim_path(address)));
         }
         claimed
     }
 
-    async fn claim_at(&self, path: &str, public_ip: Ipv4Addr, ttl: Duration) -> StoreResult<()> {
+    async fn claim_at(&self, path: &str, address: IpAddr, ttl: Duration) -> StoreResult<()> {
         let Some(node) = &self.node else { return Ok(()) };
         let mut state = self.state.lock().await;
-        if state.held.is_some_and(|(held, _)| held != public_ip) {
+        if state.held.is_some_and(|(held, _)| held != address) {
             // The claim of before lapses, once the own entry has had time to tell the new address.
             *state = State::default();
         }
@@ -76,8 +76,8 @@ impl Claims {
         for _ in 0..LOOKS_MAX {
             let revision = shown.as_ref().map_or(0, KeyValue::mod_revision);
             let found = shown.as_ref().map(|found| (found.value(), found.lease()));
-            if node.validate(public_ip, found, state.lease, state.held.is_some())? {
-                state.held = Some((public_ip, revision));
+            if node.validate(address, found, state.lease, state.held.is_some())? {
+                state.held = Some((address, revision));
                 return Ok(());
             }
             let id = match state.lease {
@@ -91,7 +91,7 @@ impl Claims {
             let write = self.connection.compare_and_swap(operation, path, revision, [], [put]);
             match write.await? {
                 Ok(revision) => {
-                    state.held = Some((public_ip, revision));
+                    state.held = Some((address, revision));
                     return Ok(());
                 }
                 Err(found) => shown = found,
@@ -100,25 +100,25 @@ impl Claims {
         Err(StoreError::Conflict(path.to_owned()))
     }
 
-    /// The condition that the claim of `public_ip` is as this run wrote it, if it did.
-    pub(super) async fn still_claimed(&self, public_ip: Ipv4Addr) -> Option<Compare> {
+    /// The condition that the claim of `address` is as this run wrote it, if it did.
+    pub(super) async fn still_claimed(&self, address: IpAddr) -> Option<Compare> {
         let held = self.state.lock().await.held;
-        let (_, revision) = held.filter(|(held, _)| *held == public_ip)?;
-        Some(Compare::mod_revision(self.claim_path(public_ip), CompareOp::Equal, revision))
+        let (_, revision) = held.filter(|(held, _)| *held == address)?;
+        Some(Compare::mod_revision(self.claim_path(address), CompareOp::Equal, revision))
     }
 
-    /// Who claims `public_ip` now, in words.
-    pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
-        Ok(self.claimant(public_ip).await?.map(|holder| holder.describe(false)))
+    /// Who claims `address` now, in words.
+    pub(super) async fn holder(&self, address: IpAddr) -> StoreResult<Option<String>> {
+        Ok(self.claimant(address).await?.map(|holder| holder.describe(false)))
     }
 
-    /// Whether `public_ip` is claimed by an earlier run of this node, since it was booted.
-    pub(super) async fn is_ours(&self, public_ip: Ipv4Addr) -> StoreResult<bool> {
-        Ok(self.node.is_some() && self.claimant(public_ip).await? == self.node)
+    /// Whether `address` is claimed by an earlier run of this node, since it was booted.
+    pub(super) async fn is_ours(&self, address: IpAddr) -> StoreResult<bool> {
+        Ok(self.node.is_some() && self.claimant(address).await? == self.node)
     }
 
-    async fn claimant(&self, public_ip: Ipv4Addr) -> StoreResult<Option<NodeIdentity>> {
-        let found = self.connection.get(READING, &self.claim_path(public_ip)).await?;
+    async fn claimant(&self, address: IpAddr) -> StoreResult<Option<NodeIdentity>> {
+        let found = self.connection.get(READING, &self.claim_path(address)).await?;
         Ok(found.and_then(|found| holder_of(found.value(), found.lease())))
     }
 
@@ -131,7 +131,7 @@ impl Claims {
         }
     }
 
-    fn claim_path(&self, public_ip: Ipv4Addr) -> String {
-        self.connection.path(format_args!("weft/nodes/{public_ip}"))
+    fn claim_path(&self, address: IpAddr) -> String {
+        self.connection.path(format_args!("weft/nodes/{address}"))
     }
 }

@@ -124,15 +124,10 @@ impl Node {
         }
         let v4 = cidrs.iter().find_map(|cidr| cidr.parse::<Prefix>().ok());
         let v6 = cidrs.iter().find_map(|cidr| cidr.parse().ok());
-        if v4.is_some() || cidrs.is_empty() {
+        if v4.is_some() || v6.is_some() || cidrs.is_empty() {
             return Ok(Prefixes::new(v4, v6));
         }
-        Err(match cidrs.iter().find(|cidr| cidr.parse::<Prefix<Ipv6Addr>>().is_err()) {
-            Some(cidr) => format!("its pod cidr {cidr:?} is no prefix such as 10.244.1.0/24"),
-            None => {
-                format!("its pod cidrs {cidrs:?} are IPv6 only, which is not built into this weftd")
-            }
-        })
+        Err(format!("its pod cidr {:?} is no prefix such as 10.244.1.0/24", cidrs.concat()))
     }
 
     /// The lease that its annotations announce; `None` of a Node without flannel.
@@ -157,9 +152,14 @@ impl Node {
     /// What its annotations say.
     pub fn attributes(&self) -> Result<LeaseAttributes, (RejectReason, String)> {
         let bad = |detail| (RejectReason::BadValue, detail);
-        let public_ip = self.said("public-ip");
-        let Ok(public_ip) = public_ip.parse::<Ipv4Addr>() else {
-            return Err(bad(format!("its public-ip {public_ip:?} is no IPv4 address")));
+        let public_ipv6 = self.said("public-ipv6").parse().ok();
+        // A node of a network without IPv4 may say 0.0.0.0, or nothing.
+        let public_ip = match self.said("public-ip") {
+            "" if public_ipv6.is_some() => Ipv4Addr::UNSPECIFIED,
+            public_ip => public_ip
+                .parse()
+                .ok()
+                .ok_or_else(|| bad(format!("its public-ip {public_ip:?} is no IPv4 address")))?,
         };
         let backend_data = match self.said("backend-data") {
             "" | "null" => None,
@@ -174,7 +174,7 @@ impl Node {
             text => RawJson::from_text(text.to_owned()).ok(),
         };
         let attributes = LeaseAttributes {
-            public_ipv6: self.said("public-ipv6").parse().ok(),
+            public_ipv6,
             backend_v6_data,
             ..LeaseAttributes::of(self.said("backend-type"), public_ip, backend_data)
         };
@@ -187,7 +187,7 @@ impl Node {
     /// them would use it.
     pub fn overwrite(&self) -> Result<Option<Ipv4Addr>, String> {
         let text = self.said(PUBLIC_IP_OVERWRITE);
-        let address = text.parse().ok().filter(|address| is_host_address(*address));
+        let address = text.parse().ok().filter(|it: &Ipv4Addr| is_host_address((*it).into()));
         if address.is_none() && !text.is_empty() {
             let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
             return Err(format!("{shown:?}, which is no host's IPv4 address"));
@@ -205,21 +205,24 @@ impl Node {
         let text =
             |data: &Option<RawJson>| data.as_ref().map_or("null", |data| data.0.get()).to_owned();
         let overwrite = self.overwrite().ok().flatten();
-        let public_ip = overwrite.unwrap_or(attributes.public_ip).to_string();
-        // Those of IPv6 go when the node has none any more.
+        // Those of a family go when the node has none any more.
+        let public_ip = attributes.public_ip.map(|own| overwrite.unwrap_or(own).to_string());
         let public_ipv6 = attributes.public_ipv6.map(|public_ipv6| {
             let overwrite = self.said("public-ipv6-overwrite").parse().ok();
             let public_ipv6: Ipv6Addr = overwrite.unwrap_or(public_ipv6);
             public_ipv6.to_string()
         });
+        let data = &attributes.backend_data;
+        let has_v4 = public_ip.is_some() || data.is_some();
+        let backend_data = has_v4.then(|| text(data));
         let data = &attributes.backend_v6_data;
         let has_v6 = public_ipv6.is_some() || data.is_some();
         let backend_v6_data = has_v6.then(|| text(data));
         let mut wanted = vec![
             ("kube-subnet-manager", Some("true".to_owned())),
             ("backend-type", Some(attributes.backend_type.in_lease().to_owned())),
-            ("backend-data", Some(text(&attributes.backend_data))),
-            ("public-ip", Some(public_ip)),
+            ("backend-data", backend_data),
+            ("public-ip", public_ip),
             ("public-ipv6", public_ipv6),
             ("backend-v6-data", backend_v6_data),
         ];

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::backend_kind::BackendKind;
 use crate::control::lease::Lifetime;
 
 const P: &str = "flannel.alpha.coreos.com/";
@@ -42,7 +43,7 @@ fn node_gives_lease_with_backend_data() {
     assert_eq!((lease.key.as_str(), subnets.as_str()), ("n2", "10.244.2.0/24,fd00:2::/64"));
     assert_eq!((lease.revision, lease.lifetime), (42, Lifetime::Reservation));
     assert_eq!(lease.created_revision, 1_795_249_800, "the older Node would not be told");
-    assert_eq!(lease.attributes.backend_type, crate::backend_kind::BackendKind::Vxlan.into());
+    assert_eq!(lease.attributes.backend_type, BackendKind::Vxlan.into());
     let data = lease.attributes.backend_data.unwrap();
     assert_eq!(data.0.get(), r#"{"VNI":1,"VtepMAC":"aa:bb:cc:dd:ee:ff"}"#);
 }
@@ -76,7 +77,7 @@ fn patch_contains_only_differences() {
     let found = parse(&node(vxlan(), json!({"podCIDR": "10.244.2.0/24"})));
     let lease = found.lease().unwrap().unwrap();
     assert_eq!(found.annotation_patch(&lease.attributes, P), None);
-    let udp = LeaseAttributes::udp(lease.attributes.public_ip);
+    let udp = LeaseAttributes::udp(lease.attributes.public_ip.unwrap());
     let expected = format!(
         r#"{{"metadata":{{"annotations":{{"{P}backend-data":"null","{P}backend-type":""}}}}}}"#
     );
@@ -160,4 +161,34 @@ fn empty_list_parses_and_half_does_not() {
             assert!(Page::parse(&text.as_bytes()[..end]).is_err(), "{:?}", &text[..end]);
         }
     }
+}
+
+#[test]
+fn a_node_of_a_network_without_ipv4_says_nothing_of_it() {
+    let spec = || json!({"podCIDR": "fd00:5:0:2::/64", "podCIDRs": ["fd00:5:0:2::/64"]});
+    let found = parse(&node(json!({}), spec()));
+    let subnets = found.subnets().unwrap().unwrap();
+    assert_eq!(subnets.to_string(), "fd00:5:0:2::/64");
+    let data = RawJson::from_text(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:01"}"#.to_owned()).ok();
+    let address = "fd99::2".parse().ok();
+    let own = LeaseAttributes::at(BackendKind::Vxlan, None, address);
+    let own = LeaseAttributes { backend_v6_data: data, ..own };
+    let patch = found.annotation_patch(&own, P).expect("a Node without annotations");
+    let patch: serde_json::Value = serde_json::from_str(&patch).unwrap();
+    let said = patch["metadata"]["annotations"].as_object().unwrap().clone();
+    let names: Vec<_> = said.keys().map(|name| name.strip_prefix(P).unwrap()).collect();
+    let expected = ["backend-type", "backend-v6-data", "kube-subnet-manager", "public-ipv6"];
+    assert_eq!(names, expected, "an address that no Node has: {said:?}");
+    // And is read by others, of flannel's as well, which may say 0.0.0.0.
+    let mut theirs = said;
+    for public_ip in [None, Some("0.0.0.0")] {
+        theirs.extend(public_ip.map(|it| (format!("{P}public-ip"), it.into())));
+        let lease = parse(&node(theirs.clone().into(), spec())).lease().unwrap().unwrap();
+        assert_eq!((lease.subnets, &lease.attributes), (subnets, &own), "{public_ip:?}");
+    }
+    // A Node that had IPv4 takes back what it said of it.
+    theirs.insert(format!("{P}public-ip"), "192.0.2.2".into());
+    let before = parse(&node(theirs.into(), spec()));
+    let expected = format!(r#"{{"metadata":{{"annotations":{{"{P}public-ip":null}}}}}}"#);
+    assert_eq!(before.annotation_patch(&own, P), Some(expected));
 }

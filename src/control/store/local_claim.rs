@@ -2,7 +2,7 @@
 //! and that its daemon keeps locked. The lock ends with the process, however it ends.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,17 +27,17 @@ pub(super) struct FileClaims {
 }
 
 /// What is claimed; while a move is under way, what was claimed before as well.
-type Locks = Vec<(Ipv4Addr, LockFile)>;
+type Locks = Vec<(IpAddr, LockFile)>;
 
 impl FileClaims {
     pub(super) fn new(files: &Files) -> Self {
         Self { node: None, files: files.clone(), locks: Mutex::default() }
     }
 
-    /// Claims `public_ip` for as long as this process lives, unless another has it. What was
+    /// Claims `address` for as long as this process lives, unless another has it. What was
     /// claimed before goes with the second call, when the own entry has had time to tell the new
     /// address.
-    pub(super) async fn claim(&self, public_ip: Ipv4Addr, _ttl: Duration) -> StoreResult<()> {
+    pub(super) async fn claim(&self, address: IpAddr, _ttl: Duration) -> StoreResult<()> {
         let Some(node) = self.node.clone() else { return Ok(()) };
         let locks = Arc::clone(&lock(&self.locks));
         let claim = move |files: &Files| {
@@ -45,26 +45,26 @@ impl FileClaims {
             let directory = files.claims_path();
             // Somebody may have removed claims. A store that is not there lacks all of them.
             if files.subnets_path().is_dir() {
-                let is_replaced = |(held, file): &(Ipv4Addr, LockFile)| {
+                let is_replaced = |(held, file): &(IpAddr, LockFile)| {
                     file.is_replaced(&directory.join(held.to_string()))
                 };
                 locks.retain(|lock| !is_replaced(lock));
             }
-            if locks.iter().any(|(held, _)| *held == public_ip) {
-                locks.retain(|(held, _)| *held == public_ip);
+            if locks.iter().any(|(held, _)| *held == address) {
+                locks.retain(|(held, _)| *held == address);
                 return Ok(());
             }
             fs::create_dir_all(&directory)
                 .map_err(|source| failed("create", &directory, source))?;
-            let path = directory.join(public_ip.to_string());
+            let path = directory.join(address.to_string());
             let locked = lock_file::try_lock(&path);
             let Some(file) = locked.map_err(|source| failed("lock", &path, source))? else {
                 let holder = named_in(&path);
                 let holder = holder.describe(holder.is_same_as(&node));
-                return Err(StoreError::Duplicate { public_ip, holder });
+                return Err(StoreError::Duplicate { address, holder });
             };
             file.write(&node.to_json()).map_err(|source| failed("write", &path, source))?;
-            locks.push((public_ip, file));
+            locks.push((address, file));
             Ok(())
         };
         self.files.apart(claim).await
@@ -77,20 +77,20 @@ impl FileClaims {
         on_own_thread(move || drop(locks)).await.ok();
     }
 
-    /// Whether an earlier run of this node, since it was booted, was the last to claim `public_ip`.
-    pub(super) async fn is_ours(&self, public_ip: Ipv4Addr) -> StoreResult<bool> {
+    /// Whether an earlier run of this node, since it was booted, was the last to claim `address`.
+    pub(super) async fn is_ours(&self, address: IpAddr) -> StoreResult<bool> {
         let Some(node) = self.node.clone() else { return Ok(false) };
         let is_ours = move |files: &Files| {
-            let path = files.claims_path().join(public_ip.to_string());
+            let path = files.claims_path().join(address.to_string());
             Ok(is_held(&path)? == Some(false) && named_in(&path) == node)
         };
         self.files.apart(is_ours).await
     }
 
-    /// Who claims `public_ip` now, in words.
-    pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
+    /// Who claims `address` now, in words.
+    pub(super) async fn holder(&self, address: IpAddr) -> StoreResult<Option<String>> {
         let holder = move |files: &Files| {
-            let path = files.claims_path().join(public_ip.to_string());
+            let path = files.claims_path().join(address.to_string());
             let is_held = is_held(&path)? == Some(true);
             Ok(is_held.then(|| named_in(&path).describe(false)))
         };
@@ -125,7 +125,7 @@ mod tests {
     }
 
     async fn claim(claims: &FileClaims, last: u8) -> StoreResult<()> {
-        claims.claim(Ipv4Addr::new(192, 0, 2, last), Duration::ZERO).await
+        claims.claim([192, 0, 2, last].into(), Duration::ZERO).await
     }
 
     #[tokio::test]
@@ -170,7 +170,7 @@ mod tests {
         claim(&b, 3).await.unwrap();
         claim(&a, 2).await.expect("the address that node-b left is free");
         let is_ours =
-            async |claims: &FileClaims| claims.is_ours(Ipv4Addr::new(192, 0, 2, 2)).await.unwrap();
+            async |claims: &FileClaims| claims.is_ours([192, 0, 2, 2].into()).await.unwrap();
         assert!(!is_ours(&start("node-a")).await, "it is still claimed");
         drop(a);
         assert!(is_ours(&start("node-a")).await, "what an earlier run has left");

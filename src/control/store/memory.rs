@@ -2,7 +2,7 @@
 //! faults, so that the logic above can be tested without a cluster.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -67,15 +67,15 @@ pub struct MemoryWatch {
 
 #[allow(clippy::unused_async, reason = "the interface of the stores that do wait")]
 impl NoClaims {
-    pub(super) async fn claim(&self, _public_ip: Ipv4Addr, _ttl: Duration) -> StoreResult<()> {
+    pub(super) async fn claim(&self, _address: IpAddr, _ttl: Duration) -> StoreResult<()> {
         Ok(())
     }
 
-    pub(super) async fn holder(&self, _public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
+    pub(super) async fn holder(&self, _address: IpAddr) -> StoreResult<Option<String>> {
         Ok(None)
     }
 
-    pub(super) async fn is_ours(&self, _public_ip: Ipv4Addr) -> StoreResult<bool> {
+    pub(super) async fn is_ours(&self, _address: IpAddr) -> StoreResult<bool> {
         Ok(false)
     }
 

@@ -22,7 +22,7 @@ mod local_files;
 #[cfg(test)]
 pub mod memory;
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -149,10 +149,10 @@ impl Leased {
         on_each!(self, store => store.claims.node = Some(node));
     }
 
-    /// Claims `public_ip`, or keeps that claim alive, unless another node has it. It lives for
+    /// Claims `address`, or keeps that claim alive, unless another node has it. It lives for
     /// `ttl` after the last call, or as long as this process. A node without a name claims nothing.
-    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> StoreResult<()> {
-        on_each!(self, store => store.claims.claim(public_ip, ttl).await)
+    pub async fn claim(&self, address: IpAddr, ttl: Duration) -> StoreResult<()> {
+        on_each!(self, store => store.claims.claim(address, ttl).await)
     }
 
     /// Writes `lease`, which is new, into its place for `ttl` from now, if nobody has taken that
@@ -184,15 +184,15 @@ impl Leased {
         on_each!(self, store => store.claims.release(is_up).await);
     }
 
-    /// The node whose daemon runs and claims `public_ip`, in words. A node that runs flanneld
+    /// The node whose daemon runs and claims `address`, in words. A node that runs flanneld
     /// claims nothing.
-    pub async fn claimed_by(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
-        on_each!(self, store => store.claims.holder(public_ip).await)
+    pub async fn claimed_by(&self, address: IpAddr) -> StoreResult<Option<String>> {
+        on_each!(self, store => store.claims.holder(address).await)
     }
 
-    /// Whether an earlier run of this node, since it was booted, was the last to claim `public_ip`.
-    pub(super) async fn is_claimed_by_us(&self, public_ip: Ipv4Addr) -> StoreResult<bool> {
-        on_each!(self, store => store.claims.is_ours(public_ip).await)
+    /// Whether an earlier run of this node, since it was booted, was the last to claim `address`.
+    pub(super) async fn is_claimed_by_us(&self, address: IpAddr) -> StoreResult<bool> {
+        on_each!(self, store => store.claims.is_ours(address).await)
     }
 
     /// Removes `held`, if nobody wrote since.

@@ -55,14 +55,15 @@ fn choose_by(
     let mut notes = Vec::new();
     let text = match select(options, snapshot, path, &mut notes) {
         Ok(chosen) => {
-            let ExternalInterface { name, index, address, public_address, v6, mtu_bytes } = chosen;
-            let v6 = v6.map(|v6| format!(" {} {}", v6.address, v6.public_address));
-            let v6 = v6.unwrap_or_default();
+            let ExternalInterface { name, index, addresses, mtu_bytes } = chosen;
+            let v4 = addresses.v4().map(|v4| format!(" {} {}", v4.address, v4.public_address));
+            let v6 = addresses.v6().map(|v6| format!(" {} {}", v6.address, v6.public_address));
+            let [v4, v6] = [v4, v6].map(Option::unwrap_or_default);
             assert_eq!(
                 snapshot.links.iter().find(|link| link.id.index == index).unwrap().id.name,
                 name
             );
-            format!("{name} {address} {public_address} {mtu_bytes}{v6}")
+            format!("{name}{v4} {mtu_bytes}{v6}")
         }
         Err(error) => {
             let cause = std::error::Error::source(&error);
@@ -310,7 +311,7 @@ fn dual() -> Listing {
 
 #[test]
 fn both_families_are_of_one_interface_and_of_lasting_addresses() {
-    let both = || InterfaceOptions { has_ipv6: true, ..options() };
+    let both = || InterfaceOptions { families: Families::of_v4((), Some(())), ..options() };
     let chosen = |options: &InterfaceOptions, host: &Listing| choose(options, host).0;
     assert_eq!(chosen(&both(), &dual()), "eth1 192.0.2.3 192.0.2.3 1500 2001:db8::3 2001:db8::3");
     let nat = InterfaceOptions { public_ipv6: "2001:db8:1::1".parse().ok(), ..both() };
@@ -327,4 +328,60 @@ fn both_families_are_of_one_interface_and_of_lasting_addresses() {
     assert_eq!(chosen(&both(), &without), "eth1 192.0.2.3 192.0.2.3 1500 fe80::3 fe80::3");
     without.addresses_v6.clear();
     assert!(select(&both(), &without, None, &mut Vec::new()).is_err());
+}
+
+#[test]
+fn a_network_without_ipv4_goes_by_ipv6_alone() {
+    let alone = || InterfaceOptions { families: Families::of_v6(None, ()), ..options() };
+    let chosen = |options: &InterfaceOptions, host: &Listing| choose(options, host).0;
+    let hop = NextHop { interface_index: 3, gateway: "fe80::1".parse().ok() };
+    let default = |kind, metric, hop| Route {
+        destination: "::/0".parse().unwrap(),
+        metric,
+        kind,
+        protocol: crate::host::state::RouteProtocol::BOOT,
+        type_of_service: 0,
+        mtu_bytes: None,
+        next_hops: vec![hop],
+    };
+    let mut host = dual();
+    // No host in such a network has addresses of IPv4, but that of the loopback.
+    host.addresses.retain(|owned| owned.interface_index == 1);
+    host.routes.clear();
+    missed(&alone(), &host);
+    host.routes_v6 = vec![
+        default(RouteKind::UNICAST, 1024, hop),
+        default(RouteKind::UNREACHABLE, u32::MAX, NextHop { interface_index: 1, gateway: None }),
+    ];
+    let (text, notes) = choose(&alone(), &host);
+    assert_eq!(text, "eth1 1500 2001:db8::3 2001:db8::3", "{notes:?}");
+    assert!(notes.iter().any(|note| note.ends_with("and v6 address 2001:db8::3")), "{notes:?}");
+    let mut unreachable = host.clone();
+    unreachable.routes_v6.remove(0);
+    missed(&alone(), &unreachable);
+    let public = |text: &str| InterfaceOptions { public_ipv6: text.parse().ok(), ..alone() };
+    assert_eq!(chosen(&public("2001:db8::6"), &host), "eth1 1500 2001:db8::6 2001:db8::6");
+    let (text, _) = choose(&public("2001:db8:1::1"), &host);
+    assert!(text.contains("--public-ipv6"), "{text}");
+    let pattern = |text: &str| InterfaceOptions {
+        families: Families::of_v6(None, ()),
+        ..with_regexes(&[text])
+    };
+    assert_eq!(chosen(&pattern("^2001:db8::6"), &host), "eth1 1500 2001:db8::6 2001:db8::6");
+    let (text, _) = choose(&pattern("^127"), &host);
+    assert!(text.contains("2001:db8::3"), "which addresses there are is not said: {text}");
+    let reaching = InterfaceOptions { can_reach: "2001:db8:7::7".parse().ok(), ..alone() };
+    let path = PathToHost {
+        interface_index: 3,
+        preferred_source: "2001:db8::6".parse().ok(),
+        gateway: None,
+        is_plain: true,
+    };
+    let (text, _) = choose_by(&reaching, &host, Some(Ok(path)));
+    assert_eq!(text, "eth1 1500 2001:db8::6 2001:db8::6");
+    // A node is not known by what is there before all other addresses, and on every link.
+    host.addresses_v6.truncate(1);
+    missed(&alone(), &host);
+    let named = InterfaceOptions { interfaces: vec!["fe80::3".to_owned()], ..alone() };
+    assert_eq!(chosen(&named, &host), "eth1 1500 fe80::3 fe80::3", "it was asked for");
 }

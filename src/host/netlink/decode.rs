@@ -180,7 +180,11 @@ pub(super) fn path(message: &RouteNetlinkMessage) -> Option<PathToHost> {
     let all = &message.attributes;
     let is_encapsulated =
         find!(all, RouteAttribute::EncapType(_) | RouteAttribute::Encap(_) => ()).is_some();
-    let source = find!(all, RouteAttribute::PrefSource(RouteAddress::Inet(address)) => *address);
+    let source = all.iter().find_map(|attribute| match attribute {
+        RouteAttribute::PrefSource(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::PrefSource(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    });
     Some(PathToHost {
         interface_index: outgoing_interface(all)?,
         preferred_source: source,

@@ -10,8 +10,8 @@ const LISTING: &str = include_str!("../golden/guard.json");
 fn guard(peers: &[&str]) -> TunnelGuard {
     let peers = peers.iter().map(|text| text.parse().unwrap()).collect();
     let tunnel = TunnelEnd::Udp("192.0.2.9:8285".parse().unwrap());
-    let network = "10.5.0.0/16".parse().unwrap();
-    TunnelGuard { table: table_name(network), tunnel, network, peers }
+    let network: Prefix = "10.5.0.0/16".parse().unwrap();
+    TunnelGuard { table: table_name(network.into()), tunnel, network, peers }
 }
 
 fn both() -> TunnelGuard {
@@ -119,6 +119,8 @@ fn only_guards_are_removed() {
         removal(json, |family, name| is_guard(family, name) && is_meant(name))
     };
     assert_eq!(removal(tables, &|_| true).unwrap(), Some(first + &other + &v6));
+    let alone = table_name("fd00:5::/48".parse().unwrap());
+    assert_eq!(alone, "weft-guard-fd00_5__-48", "nft takes no colon");
     let second = table_name("10.6.0.0/16".parse().unwrap());
     let one = removal(tables, &|name| name == second).unwrap();
     assert_eq!(one.as_deref(), Some("delete table ip weft-guard-10.6.0.0-16\n"));

@@ -12,8 +12,8 @@ use crate::config::subnet_file::Previous;
 use crate::host::listing::Listing;
 use crate::host::netlink::policies::Policy;
 use crate::host::state::{Link, MacAddress, PathToHost, Route};
-use crate::route::Prefix;
-use crate::status::{Lease, Status, TunnelEnd};
+use crate::route::{IpAddress, Prefix};
+use crate::status::{Lease, LeaseIpv4, Status, TunnelEnd};
 use crate::tool::arguments::CheckArguments;
 
 use super::finding::Finding;
@@ -183,6 +183,9 @@ pub(super) struct Directory {
     pub(super) free_files: Option<u64>,
 }
 
+/// Why IPv4 is not looked at.
+const NO_IPV4: &str = "the network has no IPv4";
+
 impl Facts {
     /// The daemon's status, if it answers.
     pub(super) fn status(&self) -> Option<&Status> {
@@ -225,7 +228,7 @@ impl Facts {
         let index = self.link(self.interface()?)?.id.index;
         let is_local = |address: &Ipv4Addr| addresses.iter().any(|it| it.address == *address);
         let first = || addresses.iter().find(|it| it.interface_index == index);
-        let public = || self.lease().map(|lease| lease.public_ip);
+        let public = || self.lease().and_then(|lease| lease.public_ip);
         let said = self.tunnel_address().or_else(public);
         said.filter(is_local).or_else(|| first().map(|it| it.address))
     }
@@ -255,11 +258,20 @@ impl Facts {
         self.status()?.lease.as_ref()
     }
 
-    /// The whole overlay: by the daemon, or by the last one.
+    /// The daemon's lease of IPv4, or why there is none to look at; `what` of it is looked for.
+    pub(super) fn lease_ipv4(&self, what: &str) -> Result<LeaseIpv4, Finding> {
+        let missing = || Finding::from(format!("no weftd says its {what}").as_str());
+        self.lease().ok_or_else(missing)?.ipv4().ok_or_else(|| NO_IPV4.into())
+    }
+
+    /// The whole overlay of IPv4: by the daemon, or by the last one.
     pub(super) fn network(&self) -> Result<Prefix, Finding> {
-        let network =
-            self.lease().map(|lease| lease.network).or_else(|| self.subnet_file.says.network());
-        network.ok_or_else(|| "neither weftd nor subnet.env says the network".into())
+        let says = &self.subnet_file.says;
+        match (self.lease(), says.networks) {
+            (Some(lease), _) => lease.network.ok_or_else(|| NO_IPV4.into()),
+            (None, Some(networks)) => networks.v4().ok_or_else(|| NO_IPV4.into()),
+            (None, None) => Err("neither weftd nor subnet.env says the network".into()),
+        }
     }
 
     /// The overlay's device, if the backend has one.
@@ -304,7 +316,8 @@ impl Facts {
     /// The hosts of the peers about which weftd has an alarm.
     pub(super) fn alarming(&self) -> impl Iterator<Item = Ipv4Addr> {
         let peers = self.status().into_iter().flat_map(|status| &status.routes);
-        peers.filter(|peer| peer.state.is_alarming()).map(|peer| peer.via.host())
+        let alarming = peers.filter(|peer| peer.state.is_alarming());
+        alarming.filter_map(|peer| Ipv4Addr::of(peer.via.host()))
     }
 
     /// A link by its name.

@@ -108,7 +108,7 @@ fn own_pods_end(facts: &Facts, subnet: Prefix) -> Option<String> {
         return None;
     }
     let status = facts.status()?;
-    let peer = status.routes.iter().find(|peer| peer.subnet == subnet)?;
+    let peer = status.routes.iter().find(|peer| peer.subnet == Some(subnet))?;
     let peers = std::slice::from_ref(peer);
     let ways = explain::pods_ways(first_pod(subnet), status, peers);
     let PodsWays::EndsThere(why) = ways else { return None };
@@ -119,7 +119,8 @@ fn own_pods_end(facts: &Facts, subnet: Prefix) -> Option<String> {
 /// Opening alone makes no device.
 /// Default routes and those in the networks: hosts may have many others.
 async fn host(facts: &Facts) -> netlink::Result<Listing> {
-    let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network()];
+    let networks =
+        [facts.lease().and_then(|lease| lease.network), facts.subnet_file.says.network()];
     let wanted = |destination: Prefix| {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))
@@ -130,9 +131,9 @@ async fn host(facts: &Facts) -> netlink::Result<Listing> {
 /// Routes into parts of this host's subnet, of all tables, and what the kernel does with packets to
 /// an address of each.
 async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
-    let subnet = facts.lease()?.subnet;
+    let subnet = facts.lease()?.subnet?;
     let device = facts.comes_by().and_then(|name| facts.link(name));
-    let from = facts.status()?.routes.first().map(|peer| first_pod(peer.subnet));
+    let from = facts.status()?.routes.iter().find_map(|peer| peer.subnet).map(first_pod);
     let all = routes::of_all_tables(|to| subnet.covers(to)).await.ok()?;
     let mut found = Vec::new();
     for (table, route) in all.into_iter().take(OWN_ROUTES_MAX) {
@@ -156,10 +157,11 @@ async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
 async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
     let (status, lease) = (facts.status()?, facts.lease()?);
     let index = facts.link(facts.interface()?)?.id.index;
-    let local = facts.own_address().unwrap_or(lease.public_ip);
+    let local = facts.own_address().or(lease.public_ip)?;
     let mut hosts = BTreeMap::new();
     for peer in &status.routes {
-        let (is_alarming, _) = hosts.entry(peer.via.host()).or_insert((false, peer.subnet));
+        let Some((subnet, host)) = peer.ipv4() else { continue };
+        let (is_alarming, _) = hosts.entry(host).or_insert((false, subnet));
         *is_alarming |= peer.state.is_alarming();
     }
     let mut ways = Vec::new();
@@ -211,10 +213,10 @@ fn ends_here(facts: &Facts, host: Ipv4Addr, path: PathToHost) -> Option<String> 
 /// if a rule or a route of such a type says so; nothing where no interface leads to this host's
 /// pods.
 async fn pods_refused(facts: &Facts, host: Ipv4Addr, subnet: Prefix) -> Option<String> {
-    let [from, to] = [subnet, facts.lease()?.subnet].map(first_pod);
+    let [from, to] = [subnet, facts.lease()?.subnet?].map(first_pod);
     let device = facts.link(facts.comes_by()?)?.id.index;
     or_refused(netlink::path_to(to).await).ok()?.ok()?;
-    let by = way_in(from, host, Some(device)).await.ok()??;
+    let by = way_in(from, host.into(), Some(device)).await.ok()??;
     let path = netlink::path_of_forwarded(from, to, by, 0).await;
     let error = or_refused(path).ok()?.err()?;
     let is_told = matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::INVAL));

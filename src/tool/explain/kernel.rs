@@ -3,22 +3,22 @@
 //! the source check count in these answers, and nothing is sent.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddrV4};
 
 use anyhow::Context;
 
 use crate::host::netlink::{self, NetlinkError};
-use crate::host::state::{Link, PathToHost};
+use crate::host::state::{KernelFamily, Link, PathToHost};
 use crate::tool::ask::wait_for;
 use crate::tool::refusal::{or_refused, way_in, why};
 
 /// The way that is asked about.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct Asked<'a, A> {
     /// The pod of this host.
-    pub(super) near: Ipv4Addr,
+    pub(super) near: A,
     /// The other one.
-    pub(super) far: Ipv4Addr,
+    pub(super) far: A,
     /// Whether the packet is the near pod's.
     pub(super) is_outward: bool,
     /// The overlay's device, if it has one.
@@ -26,9 +26,18 @@ pub(super) struct Asked<'a> {
     /// The interface to the other hosts.
     pub(super) interface: &'a str,
     /// The host of the far pod.
-    pub(super) host: Ipv4Addr,
-    /// From where to where the tunnel's datagrams go, if there is a tunnel.
-    pub(super) tunnel: Option<[SocketAddrV4; 2]>,
+    pub(super) host: IpAddr,
+    /// What the tunnel sends, if there is a tunnel.
+    pub(super) tunnel: Option<Outer>,
+}
+
+/// A datagram of the tunnel.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Outer {
+    /// From where to where.
+    Datagram([SocketAddrV4; 2]),
+    /// To the host, with IPv6 outside: no routing rule is asked for ports.
+    ToHost,
 }
 
 /// A route, or why there is none.
@@ -51,11 +60,11 @@ pub(super) struct Answers {
 }
 
 /// Asks.
-pub(super) fn ask(asked: &Asked<'_>) -> anyhow::Result<Answers> {
+pub(super) fn ask<A: KernelFamily>(asked: &Asked<'_, A>) -> anyhow::Result<Answers> {
     wait_for(ask_for_all(asked))?.context("the kernel could not be asked for its routes")
 }
 
-async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
+async fn ask_for_all<A: KernelFamily>(asked: &Asked<'_, A>) -> Result<Answers, NetlinkError> {
     let links = netlink::links().await?;
     let near = or_refused(netlink::path_to(asked.near).await)?;
     let comes_by = match (&near, asked.is_outward) {
@@ -69,20 +78,28 @@ async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
     if let Some(index) = comes_by {
         let (from, to) = asked.ends();
         across = Some(or_refused(netlink::path_of_forwarded(from, to, index, 0).await)?);
-        let marks = if asked.is_outward { netlink::marks().await? } else { Vec::new() };
+        let marks = if asked.is_outward { netlink::marks::<A>().await? } else { Vec::new() };
         for mark in marks {
             let path = netlink::path_of_forwarded(from, to, index, mark).await;
             marked.push((mark, or_refused(path)?));
         }
     }
-    if let Some([from, to]) = asked.tunnel.filter(|_| asked.is_outward) {
-        outer = Some(or_refused(netlink::path_of_datagram(from, to).await)?);
+    if let Some(tunnel) = asked.tunnel.filter(|_| asked.is_outward) {
+        let path = match (tunnel, asked.host) {
+            (Outer::Datagram([from, to]), _) => netlink::path_of_datagram(from, to).await,
+            (Outer::ToHost, IpAddr::V4(host)) => netlink::path_to(host).await,
+            (Outer::ToHost, IpAddr::V6(host)) => netlink::path_to(host).await,
+        };
+        outer = Some(or_refused(path)?);
     }
     Ok(Answers { links, near, comes_by, across, marked, outer })
 }
 
-impl<'a> Asked<'a> {
-    fn ends(&self) -> (Ipv4Addr, Ipv4Addr) {
+impl<'a, A: KernelFamily> Asked<'a, A> {
+    /// `ip` with the option by which it means the family.
+    const IP: &'static str = if A::BITS == 32 { "ip" } else { "ip -6" };
+
+    fn ends(&self) -> (A, A) {
         if self.is_outward { (self.near, self.far) } else { (self.far, self.near) }
     }
 
@@ -94,11 +111,11 @@ impl<'a> Asked<'a> {
 
 impl Answers {
     /// Whether this host has a way to pods of its own.
-    pub(super) fn has_pods(&self, asked: &Asked<'_>) -> bool {
+    pub(super) fn has_pods<A: KernelFamily>(&self, asked: &Asked<'_, A>) -> bool {
         self.near.as_ref().is_ok_and(|path| self.leads_to_pods(path, asked))
     }
 
-    fn leads_to_pods(&self, path: &PathToHost, asked: &Asked<'_>) -> bool {
+    fn leads_to_pods<A: KernelFamily>(&self, path: &PathToHost, asked: &Asked<'_, A>) -> bool {
         let name = Some(self.name(path));
         path.gateway.is_none() && name != asked.device && !self.is_local(path)
     }
@@ -110,8 +127,8 @@ impl Answers {
 
     /// Whether the kernel does what the packet needs, or else where it parts from that, nearest
     /// first.
-    pub(super) fn agree(&self, asked: &Asked<'_>) -> Result<(), String> {
-        let Asked { near, device, host, is_outward, .. } = *asked;
+    pub(super) fn agree<A: KernelFamily>(&self, asked: &Asked<'_, A>) -> Result<(), String> {
+        let (Asked { near, device, host, is_outward, .. }, ip) = (*asked, Asked::<A>::IP);
         let path = self.near.as_ref().map_err(|error| {
             format!(
                 "the kernel has no way to {near}, a pod of this host: {}; does one run here, \
@@ -123,7 +140,7 @@ impl Answers {
         if self.is_local(path) {
             return Err(format!(
                 "{near} is an address of this host itself, or a local route has it: what is for it \
-                 ends in the host, and reaches no pod (`ip -4 address`, `ip route get {near}`)"
+                 ends in the host, and reaches no pod (`{ip} address`, `{ip} route get {near}`)"
             ));
         }
         if !self.leads_to_pods(path, asked) {
@@ -135,7 +152,7 @@ impl Answers {
         }
         let (from, to) = asked.ends();
         let comes_by = self.comes_by.map_or_else(|| asked.comes_by(), |index| self.named(index));
-        let query = format!("`ip route get {to} from {from} iif {comes_by}`");
+        let query = format!("`{ip} route get {to} from {from} iif {comes_by}`");
         let across = self.across.as_ref();
         let across = across.ok_or_else(|| format!("there is no interface {comes_by}"))?;
         let path = across
@@ -153,12 +170,12 @@ impl Answers {
         }
         let Some(outer) = &self.outer else { return Ok(()) };
         let path = outer.as_ref().map_err(|error| {
-            format!("this host can't send to {host}: {} (`ip route get {host}`)", why(error))
+            format!("this host can't send to {host}: {} (`{ip} route get {host}`)", why(error))
         })?;
         if self.is_local(path) {
             return Err(format!(
                 "{host}, the peer's address, is one of this host itself, or a local route has it: \
-                 what is sent there ends here (`ip -4 address`, `ip route get {host}`)"
+                 what is sent there ends here (`{ip} address`, `{ip} route get {host}`)"
             ));
         }
         if Some(self.name(path)) == device {
@@ -168,14 +185,14 @@ impl Answers {
         Ok(())
     }
 
-    fn leads_to_peer(&self, path: &PathToHost, asked: &Asked<'_>) -> bool {
-        let gateway = Some(IpAddr::V4(asked.host));
+    fn leads_to_peer<A: KernelFamily>(&self, path: &PathToHost, asked: &Asked<'_, A>) -> bool {
+        let gateway = Some(asked.host);
         Some(self.name(path)) == asked.device || path.gateway == gateway
     }
 
     /// Where it goes if a firewall marks it, which nobody can ask about; nothing if that is the
     /// same.
-    pub(super) fn parting_by_mark(&self, asked: &Asked<'_>) -> Option<String> {
+    pub(super) fn parting_by_mark<A: KernelFamily>(&self, asked: &Asked<'_, A>) -> Option<String> {
         let (mark, what) = self.marked.iter().find_map(|(mark, path)| match path {
             Ok(path) if self.leads_to_peer(path, asked) => None,
             Ok(path) => Some((mark, format!("sends it by {}", self.shown(path)))),
@@ -204,18 +221,20 @@ impl Answers {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::net::Ipv4Addr;
+
     use rustix::io::Errno;
 
     use super::*;
     use crate::host::state::LinkId;
 
-    const ASKED: Asked<'static> = Asked {
+    const ASKED: Asked<'static, Ipv4Addr> = Asked {
         near: Ipv4Addr::new(10, 5, 1, 9),
         far: Ipv4Addr::new(10, 5, 2, 7),
         is_outward: true,
         device: Some("flannel0"),
         interface: "eth0",
-        host: Ipv4Addr::new(192, 0, 2, 2),
+        host: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)),
         tunnel: None,
     };
 
@@ -247,7 +266,12 @@ pub(super) mod tests {
         [(1, "eth0"), (2, "cni0"), (3, "flannel0"), (4, "lo")].map(link).to_vec()
     }
 
-    fn parting(asked: Asked<'_>, near: Path, across: Path, outer: Path) -> Option<String> {
+    fn parting(
+        asked: Asked<'_, Ipv4Addr>,
+        near: Path,
+        across: Path,
+        outer: Path,
+    ) -> Option<String> {
         let marked = vec![(7, across)];
         let comes_by = if asked.is_outward {
             near.as_ref().ok().map(|it| it.interface_index)
@@ -290,7 +314,7 @@ pub(super) mod tests {
             (by(2, None), by(3, None), refused(Errno::INVAL), "192.0.2.2"),
             (by(2, None), by(3, None), by(3, None), "flannel0"),
             (by(4, None), by(3, None), well(), "`ip route get 10.5.1.9`"),
-            (by(2, None), by(3, None), by(4, None), "`ip -4 address`, `ip route get 192.0.2.2`"),
+            (by(2, None), by(3, None), by(4, None), "`ip address`, `ip route get 192.0.2.2`"),
         ] {
             let text = parting(ASKED, near, across, outer).unwrap_or_default();
             assert!(text.contains(expected), "{expected}: {text}");

@@ -220,9 +220,9 @@ fn a_node_is_found_by_any_of_its_names() {
         Peer { path_mtu_bytes, ..peer }
     };
     let lease = Lease {
-        network: "10.5.0.0/16".parse().unwrap(),
-        subnet: "10.5.9.0/24".parse().unwrap(),
-        public_ip: Ipv4Addr::LOCALHOST,
+        network: "10.5.0.0/16".parse().ok(),
+        subnet: "10.5.9.0/24".parse().ok(),
+        public_ip: Some(Ipv4Addr::LOCALHOST),
         mtu_bytes: 1472,
         ipv6: None,
     };

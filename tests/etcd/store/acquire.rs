@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::sleep;
 use weft::config::network::NetworkConfig;
+use weft::config::network::SubnetRange;
 use weft::config::options::StoreOptions;
 use weft::control::error::AcquireError;
 use weft::control::lease::Lifetime;
@@ -64,7 +65,7 @@ async fn storm(nodes: u8, network: NetworkConfig) -> Duration {
     let v4: BTreeSet<_> = subnets.iter().map(|it| it.v4()).collect();
     assert_eq!(v4.len(), usize::from(nodes), "two nodes share a subnet");
     let v6: BTreeSet<_> = subnets.iter().filter_map(|it| it.v6()).collect();
-    let with_v6 = network.v6.map_or(0, |_| usize::from(nodes));
+    let with_v6 = network.v6().map_or(0, |_| usize::from(nodes));
     assert_eq!(v6.len(), with_v6, "two nodes share an IPv6 subnet");
     let stored = etcd.keys(&format!("{PREFIX}/subnets")).len();
     assert_eq!(stored, usize::from(nodes), "leases were left behind");
@@ -152,7 +153,8 @@ async fn a_reservation_never_gets_an_end() {
 async fn freed_subnet_is_taken() {
     let etcd = Etcd::start();
     let mut network = network();
-    network.v4.subnet_max = Ipv4Addr::new(10, 5, 2, 0);
+    let narrow = |range| SubnetRange { subnet_max: Ipv4Addr::new(10, 5, 2, 0), ..range };
+    network.ranges = network.ranges.map(narrow, |range| range);
     etcd.ctl(&["put", &subnet_path("10.5.1.0-24"), r#"{"PublicIP":"192.0.2.8"}"#]);
     etcd.ctl(&["put", &subnet_path("10.5.2.0-25"), r#"{"PublicIP":"192.0.2.9"}"#]);
     let manager = manager_at(&etcd.url());

@@ -77,7 +77,10 @@ async fn simultaneous_starts_with_one_public_ip_one_wins() {
         };
         let refusal = format!("{:#}", std::error::Error::source(&refusal).unwrap_or(&refusal));
         assert!(refusal.contains(other), "the refusal does not name {other}: {refusal}");
-        assert!(refusal.contains(&attributes.public_ip.to_string()), "not its cause: {refusal}");
+        assert!(
+            refusal.contains(&attributes.node_address().to_string()),
+            "not its cause: {refusal}"
+        );
     }
     println!("{TRIES} tries, {shared} shared; node-a won {won_by_a}");
     assert_eq!(shared, 0, "two nodes shared a subnet");
@@ -203,7 +206,7 @@ async fn peers_are_known_by_the_names_in_their_claims() {
     let running = Running::start(a, own);
     let status = running.manager.status();
     let named = async {
-        while status.read().names.get(&Ipv4Addr::new(192, 0, 2, 2)).map(String::as_str)
+        while status.read().names.get(&Ipv4Addr::new(192, 0, 2, 2).into()).map(String::as_str)
             != Some("node-b")
         {
             sleep(Duration::from_millis(20)).await;
@@ -418,13 +421,13 @@ async fn a_lease_is_released_by_hand_once_its_node_is_gone() {
     etcd.ctl(&["put", &format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#]);
     let (a, operator) = (named(&etcd.url(), "node-a"), manager_at(&etcd.url()));
     let own = a.acquire(&network(), &node(1)).await.expect("a subnet is free");
-    let (subnet, public_ip) = (own.lease.subnets, own.lease.attributes.public_ip);
+    let (subnet, public_ip) = (own.lease.subnets, own.lease.attributes.node_address());
     let refusal = operator.release(subnet, true).await.expect_err("a live node would end");
     assert!(refusal.to_string().contains("lives, node \"node-a\""), "{refusal}");
     a.release_claim().await;
     let refusal = operator.release(subnet, false).await.expect_err("nobody was asked");
     assert!(refusal.to_string().contains("--node-is-gone"), "{refusal}");
-    let refusal = operator.reserve(subnet, Ipv4Addr::new(192, 0, 2, 99)).await;
+    let refusal = operator.reserve(subnet, Ipv4Addr::new(192, 0, 2, 99).into()).await;
     assert!(refusal.is_err_and(|error| error.to_string().contains("is taken")));
     operator.release(subnet, true).await.expect("the node is gone");
     let reserved = operator.reserve(subnet, public_ip).await.expect("the subnet is free");

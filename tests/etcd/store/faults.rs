@@ -245,7 +245,7 @@ async fn lease_lapsed_in_outage_is_retaken_or_dropped() {
     let theirs = r#"{"PublicIP":"192.0.2.99"}"#;
     let (running, key, _proxy) = lapse(2, &|key| drop(etcd.ctl(&["put", key, theirs]))).await;
     let end = running.end(bound, "two nodes keep one subnet").await;
-    assert_eq!(end, End { new_owner: Some(Ipv4Addr::new(192, 0, 2, 99)) });
+    assert_eq!(end, End { new_owner: Some(Ipv4Addr::new(192, 0, 2, 99).into()) });
     assert_eq!(etcd.get(&key).unwrap(), theirs, "the new owner's lease was overwritten");
 }
 

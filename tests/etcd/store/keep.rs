@@ -50,7 +50,7 @@ async fn another_writer_wins_and_is_named() {
     let theirs = r#"{"PublicIP":"192.0.2.99","PublicIPv6":null}"#;
     etcd.ctl(&["put", &key, theirs]);
     let end = running.end(SOON, "two nodes keep one subnet").await;
-    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 99));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 99).into());
     assert_eq!(end, End { new_owner });
 
     // A daemon that slept through it finds out before it writes.

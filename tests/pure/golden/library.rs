@@ -18,9 +18,12 @@ pub(crate) fn config(case: &Case) -> String {
     match NetworkConfig::parse(case.given.as_bytes()) {
         Err(error) => format!("refused: {error}"),
         Ok(config) => format!(
-            "{}{} by {}{}",
-            range(&config.v4),
-            config.v6.map_or_else(String::new, |v6| format!(" and {}", range(&v6))),
+            "{} by {}{}",
+            [config.v4().map(|it| range(&it)), config.v6().map(|it| range(&it))]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" and "),
             config.backend.kind,
             if config.enable_nftables { " with nftables" } else { "" },
         ),

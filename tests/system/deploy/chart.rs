@@ -309,7 +309,7 @@ fn a_misspelt_value_is_refused() {
     for (value, complaint) in [
         ("podCIDR=10.1.0.0/16", "Additional property podCIDR is not allowed"),
         ("podCidr=10.1.0.0", "podCidr: Does not match pattern"),
-        ("podCidr=", "podCidr: Does not match pattern"),
+        ("podCidr=10.1.0.0/", "podCidr: Does not match pattern"),
         ("flannel.arg={--ip-masq}", "flannel: Additional property arg is not allowed"),
         ("flannel.image.name=x", "flannel.image: Additional property name is not allowed"),
         ("flannel.fast.workes=2", "flannel.fast: Additional property workes is not allowed"),
@@ -332,6 +332,7 @@ fn what_is_not_built_is_refused_by_name() {
         ("flannel.backendPortv6=51821", "flannel.backendPortv6: it is for the backend wireguard"),
         ("flannel.macPrefix=0E-2A", "flannel.macPrefix: it is for nodes with Windows"),
         ("flannel.backend=ipip", "flannel.backend is ipip"),
+        ("podCidr=", "podCidr and podCidrv6 are empty"),
     ] {
         let told = template(&[value]).unwrap_err();
         assert!(told.contains(complaint), "{value}: {told}");
@@ -340,6 +341,11 @@ fn what_is_not_built_is_refused_by_name() {
     let both = network(&rendered(&["podCidrv6=2001:db8::/56"]));
     let of_v6 = [&both["EnableIPv6"], &both["IPv6Network"]].map(ToString::to_string);
     assert_eq!(of_v6, ["true", r#""2001:db8::/56""#], "vxlan has it: {both}");
+    let alone = network(&rendered(&["podCidr=", "podCidrv6=2001:db8::/56"]));
+    assert_eq!(alone["EnableIPv4"], false, "the network has no IPv4: {alone}");
+    assert!(alone.get("Network").is_none() && alone["EnableIPv6"] == true, "{alone}");
+    let udp = ["podCidr=", "podCidrv6=2001:db8::/56", "flannel.backend=udp"];
+    assert!(template(&udp).is_err(), "udp needs IPv4");
 }
 
 #[test]

@@ -14,14 +14,13 @@ impl World {
         let time = self.time;
         let node = &mut self.nodes[index];
         match answer {
-            Answer::Looked(Ok(found)) => match node.claims.validate(node.public_ip, found.as_ref())
-            {
+            Answer::Looked(Ok(found)) => match node.claims.validate(node.address, found.as_ref()) {
                 Ok(None) => node.ask(Op::List, time),
                 Ok(Some(revision)) => node.ask(Op::Take { revision }, time),
                 Err(_) => node.try_later(time),
             },
             Answer::Taken(Ok(revision)) => {
-                node.claims.written(node.public_ip, revision);
+                node.claims.written(node.address, revision);
                 node.ask(Op::List, time);
             }
             Answer::Listed(Ok(snapshot)) => {
@@ -55,8 +54,8 @@ impl World {
     fn choose(&mut self, index: usize, snapshot: &Snapshot) -> Option<Op> {
         let node = &self.nodes[index];
         let (config, attributes) = (node.config(), node.attributes());
-        let claimed = node.claims.still_claimed(node.public_ip);
-        let held = held_by(&snapshot.leases, node.public_ip, &config, node.previous);
+        let claimed = node.claims.still_claimed(node.address);
+        let held = held_by(&snapshot.leases, &attributes, &config, node.previous);
         if let Some(held) = held.filter(|held| config.is_leasable(held.subnets)) {
             let held = Lease { attributes, ..held.clone() };
             return Some(Op::Update { held, claimed });
@@ -64,17 +63,21 @@ impl World {
         let taken: Vec<_> = snapshot.taken_beside(held, config.networks()).collect();
         let kept = held.map(|held| held.subnets).or(node.previous);
         let kept = kept.and_then(|kept| config.leasable(free_of(kept, &taken)?));
-        let free = free_subnets(&config.v4, taken.iter().filter_map(|it| it.v4()).collect(), 100);
-        let v4 = kept.and_then(Prefixes::v4).or_else(|| self.random.choice(&free).copied())?;
-        let mut v6 = None;
-        if let Some(range) = &config.v6 {
+        let (mut v4, mut v6) = (None, None);
+        if let Some(range) = &config.v4() {
+            let taken = taken.iter().filter_map(|it| it.v4()).collect();
+            let free = free_subnets(range, taken, 100);
+            let picked = kept.and_then(Prefixes::v4);
+            v4 = Some(picked.or_else(|| self.random.choice(&free).copied())?);
+        }
+        if let Some(range) = &config.v6() {
             let taken = taken.iter().filter_map(|it| it.v6()).collect();
             let free = free_subnets(range, taken, 100);
             let picked = kept.and_then(Prefixes::v6);
             v6 = Some(picked.or_else(|| self.random.choice(&free).copied())?);
         }
         let vacancy = Vacancy { listed: snapshot.revision, replaces: held.cloned() };
-        let wanted = Lease::wanted(Prefixes::of_v4(v4, v6), attributes);
+        let wanted = Lease::wanted(Prefixes::new(v4, v6)?, attributes);
         Some(Op::Create { wanted, vacancy: Box::new(vacancy), claimed })
     }
 }

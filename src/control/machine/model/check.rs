@@ -2,7 +2,7 @@
 //! was told and when.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::super::End;
@@ -13,7 +13,7 @@ use crate::control::choose::free_subnets;
 use crate::control::lease::Lease;
 use crate::control::peers;
 use crate::control::snapshot::{Change, Snapshot};
-use crate::route::{Prefix, Prefixes};
+use crate::route::Prefixes;
 
 /// Once a lease is past its end, a write follows a reading not older than this.
 const READ_COUNTS_FOR: Duration = Duration::from_secs(15);
@@ -50,7 +50,8 @@ impl World {
     pub(super) fn told_changes(&mut self, index: usize, changes: &[(i64, Change)], point: Point) {
         let node = &mut self.nodes[index];
         let own = node.previous.map(Prefixes::key).unwrap_or_default();
-        let mut gone: BTreeMap<i64, BTreeSet<Option<Prefix>>> = BTreeMap::new();
+        let networks = node.config().networks();
+        let mut gone: BTreeMap<i64, BTreeSet<Option<Prefixes>>> = BTreeMap::new();
         let (mut own_deleted, mut own_lost) = (Vec::new(), None);
         // What a listing showed already is no news.
         let news = changes.iter().filter(|(revision, _)| *revision > node.mirror.1);
@@ -71,13 +72,13 @@ impl World {
             if *key == own && matches!(change, Change::Deleted { .. }) {
                 own_deleted.push(*revision);
             }
-            let subnets = Prefixes::from_key(key);
-            gone.entry(*revision).or_default().insert(subnets.and_then(Prefixes::v4));
+            let subnets = Prefixes::from_key(key).and_then(|subnets| subnets.within(networks));
+            gone.entry(*revision).or_default().insert(subnets.map(Prefixes::first));
         }
         let missing = gone.into_iter().map(|(revision, gone)| {
             // Whoever changed its key with its families did not vanish.
             let mut missing = node.missing_from(self.store.state_at((point.0, revision)));
-            missing.retain(|subnets| gone.contains(&subnets.v4()));
+            missing.retain(|subnets| gone.contains(&Some(subnets.first())));
             (revision, missing)
         });
         let missing: Vec<_> = missing.filter(|(_, missing)| !missing.is_empty()).collect();
@@ -117,7 +118,7 @@ impl World {
         assert_eq!(peers, published.len(), "node {index} counts other peers than it publishes");
         if node.is_from_cache {
             // What was at an address that is the node's by now is nobody else.
-            let other = |lease: &&Lease| lease.attributes.public_ip != node.public_ip;
+            let other = |lease: &&Lease| lease.attributes.node_address() != node.address;
             let remembered = node.known.as_ref().map(|known| known.peers.values().filter(other));
             let remembered = remembered
                 .is_some_and(|peers| peers.map(|lease| &lease.subnets).eq(published.keys()));
@@ -125,7 +126,7 @@ impl World {
             return;
         }
         if node.is_deceived {
-            let was = |(subnet, ip): (&Prefixes, &Ipv4Addr)| {
+            let was = |(subnet, ip): (&Prefixes, &IpAddr)| {
                 store.ever.iter().any(|(whole, of)| subnet.is_part_of(*whole) && of == ip)
             };
             assert!(
@@ -205,7 +206,7 @@ impl World {
             let Some(subnet) = node.believes(self.time) else { continue };
             assert_eq!(Some(subnet), node.previous, "node {index} changed its subnet");
             let entry = self.store.entries.get(&subnet).and_then(|entry| entry.value.as_ref());
-            let owns = entry.is_some_and(|value| node.addresses.contains(&value.public_ip));
+            let owns = entry.is_some_and(|value| node.addresses.contains(&value.node_address()));
             let changed = self.store.changed_at(subnet);
             assert!(
                 owns || changed > node.told || node.is_deceived,
@@ -231,7 +232,7 @@ impl World {
     /// Of two nodes with one address, one of them is to be told yet.
     fn is_told_of_claim(&self, index: usize) -> bool {
         let node = &self.nodes[index];
-        let claim = self.store.claims.get(&node.public_ip);
+        let claim = self.store.claims.get(&node.address);
         !node.has_twin
             || claim.is_some_and(|claim| (self.store.past, claim.revision) <= node.claim_seen)
     }
@@ -250,10 +251,11 @@ impl World {
     fn is_exhausted(&self, index: usize) -> bool {
         let config = self.nodes[index].config();
         let taken: Vec<_> = self.store.list().taken_beside(None, config.networks()).collect();
-        let v4 = free_subnets(&config.v4, taken.iter().filter_map(|it| it.v4()).collect(), 1);
+        let v4 = taken.iter().filter_map(|it| it.v4()).collect();
+        let v4 = config.v4().is_some_and(|range| free_subnets(&range, v4, 1).is_empty());
         let v6 = taken.iter().filter_map(|it| it.v6()).collect();
-        let v6 = config.v6.is_some_and(|range| free_subnets(&range, v6, 1).is_empty());
-        v4.is_empty() || v6
+        let v6 = config.v6().is_some_and(|range| free_subnets(&range, v6, 1).is_empty());
+        v4 || v6
     }
 
     /// What holds when all faults are over and everything had time to settle.
@@ -264,7 +266,7 @@ impl World {
             let own = node.believes(self.time);
             let Some(own) = own else {
                 let twin = self.nodes.iter().enumerate().find(|(other, twin)| {
-                    *other != index && node.has_twin && twin.public_ip == node.public_ip
+                    *other != index && node.has_twin && twin.address == node.address
                 });
                 let is_refused = twin.is_some_and(|(_, twin)| twin.believes(self.time).is_some());
                 assert!(
@@ -306,18 +308,20 @@ impl Node {
     /// What the node publishes, and does not hold, and `leases` have no more: nobody has the IPv4
     /// subnet, alone or beside one of IPv6.
     fn missing_from(&self, leases: &[Lease]) -> Vec<Prefixes> {
-        let leased: BTreeSet<_> = leases.iter().map(Lease::v4).collect();
+        let networks = self.config().networks();
+        let leased = leases.iter().filter_map(|lease| lease.subnets.within(networks));
+        let leased: BTreeSet<_> = leased.map(Prefixes::first).collect();
         let published = self.published.keys().filter(|subnet| !self.held.contains_key(subnet));
-        published.filter(|subnets| !leased.contains(&subnets.v4())).copied().collect()
+        published.filter(|subnets| !leased.contains(&subnets.first())).copied().collect()
     }
 }
 
 /// The peers of a node if the store is in this state.
-fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefixes, Ipv4Addr> {
+fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefixes, IpAddr> {
     let Some(subnet) = node.previous else { return BTreeMap::new() };
     let own = Lease::reservation(subnet, node.attributes());
     let (peers, _) = peers::select(state.iter(), &own, node.config().networks());
-    peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
+    peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.node_address())).collect()
 }
 
 /// How the own lease fared when peers vanished.

@@ -38,7 +38,8 @@ impl World {
 
     /// Those of the other configuration, or not.
     pub(super) fn other_families(&mut self, v6_subnets: u16) -> u16 {
-        if self.random.u8(..4) > 0 { v6_subnets } else { self.v6_subnets - v6_subnets }
+        let stays = self.random.u8(..4) > 0 || !self.has_v4;
+        if stays { v6_subnets } else { self.v6_subnets - v6_subnets }
     }
 
     /// Gives a node another address, of which it has two.
@@ -47,12 +48,12 @@ impl World {
         if let Life::Acquiring { .. } = node.life {
             return;
         }
-        node.public_ip =
-            if node.public_ip == node.addresses[0] { node.addresses[1] } else { node.addresses[0] };
+        node.address =
+            if node.address == node.addresses[0] { node.addresses[1] } else { node.addresses[0] };
         // What it was told of is the claim of the other address.
         node.claim_seen = (0, 0);
         let attributes = node.attributes();
-        self.log(index, &format!("moves to {}", attributes.public_ip));
+        self.log(index, &format!("moves to {}", attributes.node_address()));
         self.handle(index, Event::Moved(attributes));
     }
 
@@ -62,12 +63,12 @@ impl World {
         }
         let at = self.random.usize(..self.late.len());
         let (index, request) = self.late.swap_remove(at);
-        let InFlight { op, asked, claims, public_ip, run, past, .. } = request;
+        let InFlight { op, asked, claims, address, run, past, .. } = request;
         let node = &self.nodes[index];
         if run != node.run && asked + OUTLIVES < node.boot(self.time) {
             return;
         }
-        let moment = Moment { time: self.time, asked, cluster: node.cluster, public_ip, past };
+        let moment = Moment { time: self.time, asked, cluster: node.cluster, address, past };
         execute(&mut self.store, &op, &claims, moment);
         self.log(index, &format!("has a late {op:?}"));
     }
@@ -106,7 +107,7 @@ impl World {
             }
             _ => {
                 let revision = self.random.i64(1..=self.store.revision * 2);
-                let network = network(self.v6_subnets).networks();
+                let network = network(self.has_v4, self.v6_subnets).networks();
                 self.store.wipe(revision, self.random.bool(), network);
                 self.late.clear();
             }

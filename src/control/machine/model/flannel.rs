@@ -1,7 +1,7 @@
 //! A simulated node that runs flanneld, beside the others: it compares its own key alone, with
 //! absence, when it takes a subnet, and nothing when it renews. It skips what it cannot read.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::node::attributes;
@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Flannel {
-    public_ip: Ipv4Addr,
+    address: IpAddr,
     /// How many IPv6 subnets its configuration has; none without IPv6.
     pub(super) v6_subnets: u16,
     own: Option<Prefixes>,
@@ -27,8 +27,8 @@ pub(super) struct Flannel {
 
 impl Flannel {
     pub(super) fn new(number: u8, v6_subnets: u16) -> Self {
-        let public_ip = Ipv4Addr::new(203, 0, 113, number);
-        Self { public_ip, v6_subnets, own: None, listed: None, at: Duration::ZERO }
+        let address = Ipv4Addr::new(203, 0, 113, number).into();
+        Self { address, v6_subnets, own: None, listed: None, at: Duration::ZERO }
     }
 
     /// Starts anew, perhaps with the other configuration.
@@ -47,7 +47,7 @@ impl World {
             return false;
         }
         flannel.at = *time;
-        let value = attributes(flannel.public_ip, flannel.v6_subnets > 0);
+        let value = attributes(flannel.address, flannel.v6_subnets > 0);
         let state = store.state_at(store.point());
         if let Some(own) = flannel.own {
             let is_own = |lease: &Lease| lease.subnets == own && lease.attributes == value;
@@ -64,20 +64,20 @@ impl World {
             flannel.listed = Some(state.to_vec());
             return true;
         };
-        let config = network(flannel.v6_subnets);
-        if let Some(held) = held_by(&leases, flannel.public_ip, &config, None) {
+        let config = network(true, flannel.v6_subnets);
+        if let Some(held) = held_by(&leases, &value, &config, None) {
             if config.is_leasable(held.subnets) {
                 store.flannel_puts(held.subnets, value, *time, false);
                 (flannel.own, flannel.at) = (Some(held.subnets), *time + TTL - MARGIN);
             } else {
-                store.flannel_deletes(held.subnets, flannel.public_ip);
+                store.flannel_deletes(held.subnets, flannel.address);
             }
             return true;
         }
         let taken = leases.iter().filter_map(Lease::v4).collect();
-        let v4 = random.choice(free_subnets(&config.v4, taken, 100));
+        let v4 = config.v4().and_then(|range| random.choice(free_subnets(&range, taken, 100)));
         let taken = leases.iter().filter_map(|lease| lease.subnets.v6()).collect();
-        let v6 = config.v6.as_ref().map(|range| random.choice(free_subnets(range, taken, 100)));
+        let v6 = config.v6().map(|range| random.choice(free_subnets(&range, taken, 100)));
         let picked = v4.zip(Some(v6)).filter(|(_, v6)| *v6 != Some(None));
         let picked = picked.map(|(v4, v6)| Prefixes::of_v4(v4, v6.flatten()));
         flannel.own = picked.filter(|picked| store.flannel_puts(*picked, value, *time, true));

@@ -2,13 +2,14 @@
 //! an observer knows that the node was told.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::super::{Command, Event, Machine, Now, OwnEntry, Write};
 use super::claims::Claims;
 use super::store::{Claim, Point, Request, SimStore, unavailable};
 use super::{World, network, timing};
+use crate::backend_kind::BackendKind;
 use crate::config::network::NetworkConfig;
 use crate::control::cache::Known;
 use crate::control::error::StoreError;
@@ -45,7 +46,7 @@ pub(super) enum Op {
 }
 
 /// The claim that a write compares, of a node that starts.
-pub(super) type Claimed = Option<(Ipv4Addr, i64)>;
+pub(super) type Claimed = Option<(IpAddr, i64)>;
 
 #[derive(Debug)]
 pub(super) enum Answer {
@@ -63,7 +64,7 @@ pub(super) struct InFlight {
     pub(super) asked: Duration,
     /// Who asked, with which address and which etcd lease for its claims.
     pub(super) claims: Claims,
-    pub(super) public_ip: Ipv4Addr,
+    pub(super) address: IpAddr,
     pub(super) run: u32,
     /// Of the node's last listing.
     pub(super) past: u64,
@@ -90,9 +91,12 @@ pub(super) struct Watching {
 
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) public_ip: Ipv4Addr,
+    number: u8,
+    /// Whether its network has IPv4. Without it is known by its IPv6 addresses.
+    pub(super) has_v4: bool,
+    pub(super) address: IpAddr,
     /// All that it may have.
-    pub(super) addresses: [Ipv4Addr; 2],
+    pub(super) addresses: [IpAddr; 2],
     pub(super) life: Life,
     pub(super) request: Option<InFlight>,
     pub(super) watch: Option<Watching>,
@@ -131,9 +135,9 @@ pub(super) struct Node {
     pub(super) is_deceived: bool,
     /// When the last listing was asked for that was answered.
     pub(super) read: Option<Duration>,
-    pub(super) published: BTreeMap<Prefixes, Ipv4Addr>,
+    pub(super) published: BTreeMap<Prefixes, IpAddr>,
     /// What has to be held, until when, by the boot clock.
-    pub(super) held: BTreeMap<Prefixes, (Ipv4Addr, Duration)>,
+    pub(super) held: BTreeMap<Prefixes, (IpAddr, Duration)>,
     /// Whether it is without the store, and nothing that it holds ends.
     pub(super) is_away: bool,
     /// Whether what was just told is an accident, in which the own lease is not given up.
@@ -142,10 +146,20 @@ pub(super) struct Node {
 
 impl Node {
     /// `number` gives the addresses, which twins share; `identity` tells twins apart, or does not.
-    pub(super) fn new(number: u8, identity: NodeIdentity, boot_offset: Duration) -> Self {
-        let addresses = [0, 100].map(|offset| Ipv4Addr::new(192, 0, 2, number + offset));
+    pub(super) fn new(
+        number: u8,
+        has_v4: bool,
+        identity: NodeIdentity,
+        boot_offset: Duration,
+    ) -> Self {
+        let addresses = [0, 100].map(|offset| {
+            let v4 = Ipv4Addr::new(192, 0, 2, number + offset);
+            if has_v4 { v4.into() } else { v6_of(v4).into() }
+        });
         Self {
-            public_ip: addresses[0],
+            number,
+            has_v4,
+            address: addresses[0],
             addresses,
             life: Life::Down,
             request: None,
@@ -187,12 +201,12 @@ impl Node {
     }
 
     pub(super) fn attributes(&self) -> LeaseAttributes {
-        attributes(self.public_ip, self.v6_subnets > 0)
+        attributes(self.address, self.v6_subnets > 0)
     }
 
     /// By which this run began.
     pub(super) fn config(&self) -> NetworkConfig {
-        network(self.v6_subnets)
+        network(self.has_v4, self.v6_subnets)
     }
 
     /// The subnet that the node takes for its own, unless its time is over.
@@ -222,9 +236,9 @@ impl Node {
     pub(super) fn ask(&mut self, op: Op, time: Duration) {
         assert!(self.request.is_none(), "two requests at once: {op:?} after {:?}", self.request);
         let (asked, claims) = (self.boot(time), self.claims.clone());
-        let (public_ip, run) = (self.public_ip, self.run);
+        let (address, run) = (self.address, self.run);
         let past = self.mirror.0;
-        self.request = Some(InFlight { op, asked, claims, public_ip, run, past, answer: None });
+        self.request = Some(InFlight { op, asked, claims, address, run, past, answer: None });
     }
 
     pub(super) fn try_later(&mut self, time: Duration) {
@@ -236,21 +250,30 @@ impl Node {
     }
 
     pub(super) fn crash(&mut self) {
-        let (number, identity) = (self.addresses[0].octets()[3], self.claims.node.clone());
+        let (number, has_v4, identity) = (self.number, self.has_v4, self.claims.node.clone());
         let (run, known_past) = (self.run + 1, self.known_past);
-        let fresh = Self { run, known_past, ..Self::new(number, identity, self.boot_offset) };
+        let fresh = Self::new(number, has_v4, identity, self.boot_offset);
+        let fresh = Self { run, known_past, ..fresh };
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
-        let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
+        let (address, known, has_twin) = (self.address, self.known.take(), self.has_twin);
         let fresh = Self { v6_subnets: self.v6_subnets, ..fresh };
-        *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
+        *self = Self { address, previous, known, has_twin, wall_offset, is_cut, ..fresh };
     }
 }
 
-/// What the node of `public_ip` publishes.
-pub(super) fn attributes(public_ip: Ipv4Addr, has_v6: bool) -> LeaseAttributes {
-    let bits = (0xFD99 << 112) | u128::from(public_ip.to_bits());
-    let public_ipv6 = has_v6.then(|| Ipv6Addr::from_bits(bits));
-    LeaseAttributes { public_ipv6, ..LeaseAttributes::udp(public_ip) }
+/// What the node of `address` publishes.
+pub(super) fn attributes(address: IpAddr, has_v6: bool) -> LeaseAttributes {
+    match address {
+        IpAddr::V4(v4) => {
+            let public_ipv6 = has_v6.then(|| v6_of(v4));
+            LeaseAttributes { public_ipv6, ..LeaseAttributes::udp(v4) }
+        }
+        IpAddr::V6(v6) => LeaseAttributes::at(BackendKind::Udp, None, Some(v6)),
+    }
+}
+
+fn v6_of(address: Ipv4Addr) -> Ipv6Addr {
+    Ipv6Addr::from_bits((0xFD99 << 112) | u128::from(address.to_bits()))
 }
 
 /// Where and when an operation is carried out.
@@ -261,20 +284,20 @@ pub(super) struct Moment {
     pub(super) asked: Duration,
     pub(super) cluster: u64,
     /// Of the node when it asked.
-    pub(super) public_ip: Ipv4Addr,
+    pub(super) address: IpAddr,
     /// Of its last listing then.
     pub(super) past: u64,
 }
 
 /// Carries out `op` as of now.
 pub(super) fn execute(store: &mut SimStore, op: &Op, claims: &Claims, moment: Moment) -> Answer {
-    let Moment { time, asked, cluster, public_ip, past } = moment;
+    let Moment { time, asked, cluster, address, past } = moment;
     let (written, claimed) = match op {
         Op::List => return Answer::Listed(Ok(store.list())),
         Op::Watch { revision, own } => return Answer::Opened(store.watch(*revision, own, cluster)),
-        Op::Look => return Answer::Looked(Ok(store.claims.get(&public_ip).cloned())),
+        Op::Look => return Answer::Looked(Ok(store.claims.get(&address).cloned())),
         Op::Take { revision } => {
-            return Answer::Taken(store.take_claim(claims, public_ip, *revision, time));
+            return Answer::Taken(store.take_claim(claims, address, *revision, time));
         }
         Op::Update { claimed, .. } | Op::Create { claimed, .. } if !store.is_claimed(*claimed) => {
             return Answer::Written(Err(StoreError::Conflict(format!("{claimed:?}"))));
@@ -287,8 +310,8 @@ pub(super) fn execute(store: &mut SimStore, op: &Op, claims: &Claims, moment: Mo
             (store.create(&Request { held, time, asked, past }, vacancy), claimed)
         }
     };
-    if let Some((public_ip, _)) = claimed.filter(|_| written.is_ok()) {
-        store.assert_free(&claims.node, public_ip, time);
+    if let Some((address, _)) = claimed.filter(|_| written.is_ok()) {
+        store.assert_free(&claims.node, address, time);
     }
     Answer::Written(written)
 }
@@ -432,7 +455,8 @@ impl World {
                 }
                 Command::Publish(peers) => {
                     let peers = peers.iter();
-                    node.published = peers.map(|(p, l)| (*p, l.attributes.public_ip)).collect();
+                    node.published =
+                        peers.map(|(p, l)| (*p, l.attributes.node_address())).collect();
                 }
                 Command::Count { peers, held } => counted = Some((peers, held)),
                 // The disk lags behind.
@@ -461,6 +485,6 @@ impl World {
     pub(super) fn shares_address(&self, index: usize) -> bool {
         let [one, other] = [index, 1_usize.wrapping_sub(index)].map(|at| self.nodes.get(at));
         let both = one.zip(other).filter(|(one, _)| one.has_twin);
-        both.is_some_and(|(one, other)| one.public_ip == other.public_ip)
+        both.is_some_and(|(one, other)| one.address == other.address)
     }
 }

@@ -3,7 +3,7 @@
 //! replaced. It remembers every state it ever had, for the invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::TTL;
@@ -45,9 +45,9 @@ pub(super) struct SimStore {
     pub(super) compacted: i64,
     pub(super) is_down: bool,
     pub(super) entries: BTreeMap<Prefixes, Entry>,
-    pub(super) claims: BTreeMap<Ipv4Addr, Claim>,
+    pub(super) claims: BTreeMap<IpAddr, Claim>,
     /// Until when an address is some node's, by an observer.
-    pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, Duration)>,
+    pub(super) claimed: BTreeMap<IpAddr, (NodeIdentity, Duration)>,
     /// Changes of this cluster, in order.
     pub(super) history: Vec<(i64, Change)>,
     /// When each etcd lease ends.
@@ -60,7 +60,7 @@ pub(super) struct SimStore {
     /// When all data were lost last.
     wiped: Point,
     /// Who was ever in an entry.
-    pub(super) ever: BTreeSet<(Prefixes, Ipv4Addr)>,
+    pub(super) ever: BTreeSet<(Prefixes, IpAddr)>,
     /// Where owners cannot rely on the lease alone: an operator was at it, or a flannel node, which
     /// compares nothing with what it writes over.
     meddled: BTreeSet<Prefixes>,
@@ -139,7 +139,7 @@ impl SimStore {
         let revision = self.revision;
         let created = self.entries.get(&subnet).map_or(revision, |entry| entry.created);
         if let Some(value) = &value {
-            self.ever.insert((subnet, value.public_ip));
+            self.ever.insert((subnet, value.node_address()));
         }
         let entry = Entry { value, revision, created, lease };
         let decoded = Self::decode(subnet, &entry);
@@ -393,7 +393,7 @@ impl SimStore {
         if compares && found.is_some() {
             return false;
         }
-        let address = |value: &LeaseAttributes| value.public_ip == attributes.public_ip;
+        let address = |value: &LeaseAttributes| value.is_of_node_of(&attributes);
         if found.is_some_and(|found| !found.value.as_ref().is_some_and(address)) {
             self.meddled.insert(subnet);
         }
@@ -403,9 +403,9 @@ impl SimStore {
     }
 
     /// A flannel node deletes what a listing showed as its own.
-    pub(super) fn flannel_deletes(&mut self, subnet: Prefixes, public_ip: Ipv4Addr) {
+    pub(super) fn flannel_deletes(&mut self, subnet: Prefixes, address: IpAddr) {
         let Some(found) = self.entries.get(&subnet) else { return };
-        if found.value.as_ref().is_none_or(|value| value.public_ip != public_ip) {
+        if found.value.as_ref().is_none_or(|value| value.node_address() != address) {
             self.meddled.insert(subnet);
         }
         self.deleted.insert(subnet);

@@ -9,7 +9,7 @@ fn moving_node_updates_lease_and_keeps_subnet() {
     let written = |commands: &[Command]| {
         commands.iter().find_map(|command| {
             let Command::Write { what: Write::Restore, held } = command else { return None };
-            Some((held.subnets, held.revision, held.attributes.public_ip.octets()[3]))
+            Some((held.subnets, held.revision, held.attributes.public_ip?.octets()[3]))
         })
     };
     let subnet = lease(OWN, 0, 0).subnets;
@@ -26,7 +26,7 @@ fn moving_node_updates_lease_and_keeps_subnet() {
     assert!(says(&commands, "192.0.2.3"), "{commands:?}");
     // From now on, only the last address is its own.
     let stolen = Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, 13))]));
-    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1).into());
     assert_eq!(end(&machine.handle(stolen, at(3))), Some(End { new_owner }));
 }
 
@@ -68,7 +68,7 @@ fn late_write_after_moving_back_keeps_running() {
     }
     let restores = |command: &Command| {
         let Command::Write { what: Write::Restore, held } = command else { return false };
-        (held.revision, held.attributes.public_ip.octets()[3]) == (11, 1)
+        (held.revision, held.attributes.public_ip.unwrap().octets()[3]) == (11, 1)
     };
     assert!(commands.iter().any(restores), "its entry keeps an address of before: {commands:?}");
 }
@@ -80,7 +80,7 @@ fn new_owner_of_old_address_keeps_lapsed_subnet() {
     let commands = machine.handle(moved, at(DAY_SECONDS + 10));
     assert!(commands.contains(&Command::List), "it writes without looking: {commands:?}");
     let commands = machine.handle(listing(&[lease(OWN, 1, 12)], 12), at(DAY_SECONDS + 10));
-    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1).into());
     assert_eq!(end(&commands), Some(End { new_owner }), "two nodes own one subnet");
 }
 
@@ -208,7 +208,7 @@ fn node_that_moved_before_it_starts_again_keeps_its_subnet() {
     let shows = |commands: &[Command]| {
         commands.iter().find_map(|command| {
             let Command::Write { held, .. } = command else { return None };
-            Some(held.attributes.public_ip.octets()[3])
+            Some(held.attributes.public_ip?.octets()[3])
         })
     };
     let renewed = shows(&commands);

@@ -134,7 +134,7 @@ fn lower_revisions_after_wipe_are_news() {
     assert!(commands.contains(&watch_from(5)), "{commands:?}");
     machine.handle(Event::Opened(Ok(())), at(10));
     let taken = Event::Changed(Ok(vec![Change::Put(lease(OWN, 9, 6))]));
-    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9).into());
     let commands = machine.handle(taken, at(11));
     assert_eq!(end(&commands), Some(End { new_owner }), "two nodes own one subnet");
 }
@@ -194,7 +194,7 @@ fn only_confirmed_state_is_cached() {
     machine.handle(Event::Written(Ok(granted(lease(OWN, 2, 11), 3))), at(3));
     let commands = machine.handle(Event::Timer, at(4));
     let known = remembers(&commands).expect("where it moved is never remembered");
-    assert_eq!(known.own.attributes.public_ip, Ipv4Addr::new(192, 0, 2, 2));
+    assert_eq!(known.own.attributes.public_ip, Some(Ipv4Addr::new(192, 0, 2, 2)));
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn entry_created_while_moving_is_own() {
 fn renewed_as(commands: &[Command]) -> Option<Ipv4Addr> {
     commands.iter().find_map(|command| {
         let Command::Write { what: Write::Renew, held } = command else { return None };
-        Some(held.attributes.public_ip)
+        held.attributes.public_ip
     })
 }
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::super::facts::{DaemonState, Facts, SubnetFacts, UdpSocket};
 use super::super::finding::{Checked, failed, skipped, warning, well};
 use crate::control::clock::format_go_duration;
-use crate::route::Prefix;
-use crate::status::Lease;
+use crate::route::Prefixes;
 
 /// Fewer bytes than any file system's block, for a file of some 100 bytes and its copy.
 const FREE_BYTES_MIN: u64 = 64 << 10;
@@ -172,8 +171,8 @@ pub(super) fn subnet_file(facts: &Facts) -> Checked {
         is_readable()?;
         return well(if file.is_there { "left by an earlier run" } else { "not there yet" });
     };
-    let Lease { network, subnet, mtu_bytes, .. } =
-        status.lease.as_ref().ok_or("weftd has no lease yet")?;
+    let lease = status.lease.as_ref().ok_or("weftd has no lease yet")?;
+    let (networks, subnets, mtu_bytes) = (lease.networks(), lease.subnets(), lease.mtu_bytes);
     let given = facts.daemon.given.as_ref();
     if given.is_some_and(|it| it.subnet_file != facts.asked.subnet_file) {
         return skipped("weftd uses another one: give its --subnet-file");
@@ -191,19 +190,23 @@ pub(super) fn subnet_file(facts: &Facts) -> Checked {
             ),
         };
     }
-    let text = |it: Option<Prefix>| it.map_or_else(|| "-".to_owned(), |it| it.to_string());
+    let text = |it: Option<Prefixes>| it.map_or_else(|| "-".to_owned(), |it| it.to_string());
     let cure = "Another program writes this file, it is of another daemon, or weftd could not \
                 write it (its log says so): pods get addresses that no node routes. Stop the \
                 other program, or mend what hinders weftd, and restart weftd.";
     let says = &file.says;
-    if (says.network(), says.subnet()) != (Some(*network), Some(*subnet)) {
-        let (theirs, whole) = (text(says.subnet()), text(says.network()));
-        let evidence = format!("{path} has {theirs} of {whole}, weftd {subnet} of {network}");
+    if (says.networks, says.subnets) != (networks, subnets) {
+        let (theirs, whole) = (text(says.subnets), text(says.networks));
+        let evidence = format!(
+            "{path} has {theirs} of {whole}, weftd {} of {}",
+            text(subnets),
+            text(networks)
+        );
         return failed(evidence, cure);
     }
-    match says.mtu_bytes.filter(|mtu| mtu != mtu_bytes) {
+    match says.mtu_bytes.filter(|mtu| *mtu != mtu_bytes) {
         Some(mtu) => warning(format!("{path} has MTU {mtu}, weftd {mtu_bytes}"), cure),
-        None => Ok(format!("{subnet} of {network}")),
+        None => Ok(format!("{} of {}", text(subnets), text(networks))),
     }
 }
 

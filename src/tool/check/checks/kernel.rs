@@ -40,14 +40,14 @@ pub(super) fn device_forwarding(facts: &Facts) -> Checked {
 }
 
 pub(super) fn rp_filter(facts: &Facts) -> Checked {
-    let (Some(device), Some(lease), Some(host)) = (facts.device(), facts.lease(), &facts.host)
-    else {
+    let lease = facts.lease_ipv4("network");
+    let (Some(device), Ok(lease), Some(host)) = (facts.device(), lease, &facts.host) else {
         return skipped("no device or no network is known");
     };
     let of = |name: &str| facts.sysctl(&format!("net/ipv4/conf/{name}/rp_filter"));
     // The larger of both counts.
     let effective = of("all").max(of(device)).ok_or("rp_filter can't be read")?;
-    match strangers(facts, host, lease).first().filter(|_| effective == 1) {
+    match strangers(facts, host, &lease).first().filter(|_| effective == 1) {
         None => Ok(format!("{effective} on {device}, routes are symmetric or it is loose")),
         Some(route) => warning(
             format!("rp_filter is 1 (strict) on {device}, and there is a route {route}"),
@@ -169,7 +169,7 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
         return skipped("weftd sets its rules when it starts");
     }
     let subnet =
-        facts.lease().map(|lease| lease.subnet).or_else(|| facts.subnet_file.says.subnet());
+        facts.lease().and_then(|lease| lease.subnet).or_else(|| facts.subnet_file.says.subnet());
     let of_pods = subnet.zip(facts.host().ok()).and_then(|(subnet, host)| {
         let mut links = bridges(facts, host, subnet);
         links.next().filter(|_| links.next().is_none()).map(|link| link.id.name.as_str())

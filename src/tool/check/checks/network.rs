@@ -13,7 +13,7 @@ use crate::host::listing::Listing;
 use crate::host::state::{Address, KernelFamily, Link, NextHop, Route, RouteKind, RouteProtocol};
 use crate::route::Prefix;
 use crate::stats::DropReason;
-use crate::status::Lease;
+use crate::status::LeaseIpv4;
 
 /// Devices of other networks, by the beginnings of their names.
 const OTHER_NETWORKS: [(&str, &str); 5] = [
@@ -53,7 +53,7 @@ pub(super) fn external(facts: &Facts) -> Checked {
             return skipped("the weftd that runs does not say");
         }
         return match (chosen(facts, host), &facts.asked.iface) {
-            (Ok(found), _) => Ok(format!("{} with {}", found.name, found.address)),
+            (Ok(found), _) => Ok(format!("{} with {}", found.name, found.address())),
             (Err(error), None) => warning(
                 with_causes(&error),
                 "Start weftd with --iface=NAME, and give --iface here.",
@@ -153,7 +153,7 @@ fn device_mtu(facts: &Facts, name: &str, overhead: u32, carries_ipv6: bool) -> C
 pub(super) fn bridge_mtu(facts: &Facts) -> Checked {
     let host = facts.host()?;
     let says = &facts.subnet_file.says;
-    let of_lease = facts.lease().map(|lease| (lease.subnet, lease.mtu_bytes));
+    let of_lease = facts.lease().and_then(|lease| Some((lease.subnet?, lease.mtu_bytes)));
     let either = of_lease.or_else(|| says.subnet().zip(says.mtu_bytes));
     let (subnet, overlay) = either.ok_or("neither weftd nor subnet.env says the MTU")?;
     let mut bridges = bridges(facts, host, subnet).peekable();
@@ -191,7 +191,7 @@ pub(super) fn bridges<'a>(
 
 pub(super) fn pod_bridge(facts: &Facts) -> Checked {
     let host = facts.host()?;
-    let subnet = facts.lease().ok_or("no weftd says its subnet")?.subnet;
+    let subnet = facts.lease_ipv4("subnet")?.subnet;
     let again = "The container runtime makes it: start a pod here, or restart the runtime.";
     let Some(link) = bridges(facts, host, subnet).next() else {
         let lately = facts.status().and_then(|status| status.drops_lately.as_ref());
@@ -246,8 +246,8 @@ fn may_be_of_pods(facts: &Facts, index: u32) -> bool {
 }
 
 /// Routes that take parts of the network elsewhere, as text.
-pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &Lease) -> Vec<String> {
-    let &Lease { network, subnet, .. } = lease;
+pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &LeaseIpv4) -> Vec<String> {
+    let &LeaseIpv4 { network, subnet, .. } = lease;
     let external = external_name(facts);
     let is_gateway_usual = facts.backend().is_some_and(|it| it.carried_by() == CarriedBy::Kernel);
     // A part of a lease is no lease; to a lease of another length weftd sets the route itself.
@@ -341,11 +341,11 @@ fn shown(facts: &Facts, route: &Route) -> String {
 
 pub(super) fn foreign_routes(facts: &Facts) -> Checked {
     let host = facts.host()?;
-    let lease = facts.lease().ok_or("no weftd says its network")?;
+    let lease = facts.lease_ipv4("network")?;
     if facts.backend().is_none_or(|kind| kind.carried_by() == CarriedBy::Others) {
         return skipped("this backend sets no routes");
     }
-    let found = [takers(facts, host, lease.subnet), strangers(facts, host, lease)].concat();
+    let found = [takers(facts, host, lease.subnet), strangers(facts, host, &lease)].concat();
     if found.is_empty() {
         return Ok(format!("none in {}", lease.network));
     }
@@ -372,7 +372,7 @@ fn is_of_a_pod(facts: &Facts, host: &Listing, subnet: Prefix, it: &Address) -> b
 
 pub(super) fn overlap(facts: &Facts) -> Checked {
     let host = facts.host()?;
-    let &Lease { network, subnet, .. } = facts.lease().ok_or("no weftd says its network")?;
+    let LeaseIpv4 { network, subnet, .. } = facts.lease_ipv4("network")?;
     if let Some(it) = host.addresses.iter().find(|it| is_of_a_pod(facts, host, subnet, it)) {
         let (name, address) = (facts.link_name(it.interface_index), it.address);
         return warning(

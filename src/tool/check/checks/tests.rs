@@ -52,9 +52,9 @@ fn status(kind: BackendKind) -> Status {
         peers: 1,
         peer_states: [(PeerState::Ok, 1)].into(),
         lease: Some(Lease {
-            network: "10.5.0.0/16".parse().unwrap(),
-            subnet: "10.5.1.0/24".parse().unwrap(),
-            public_ip: [192, 0, 2, 1].into(),
+            network: "10.5.0.0/16".parse().ok(),
+            subnet: "10.5.1.0/24".parse().ok(),
+            public_ip: Some([192, 0, 2, 1].into()),
             mtu_bytes,
             ipv6: None,
         }),
@@ -274,7 +274,7 @@ fn a_host_that_is_well_has_no_alarm() {
 
 fn alarm(facts: &mut Facts) {
     let (subnet, host) = ("10.5.2.0/24".parse().unwrap(), Ipv4Addr::new(192, 0, 2, 2));
-    said(facts).routes = vec![Peer::new(subnet, None, Via::Host(host), PeerState::Silent)];
+    said(facts).routes = vec![Peer::new(subnet, None, Via::Host(host.into()), PeerState::Silent)];
 }
 
 fn policy(blocks: bool) -> Policy {
@@ -745,7 +745,7 @@ fn what_is_usual_is_no_fault() {
     assert_eq!(judge("ipsec-policies", &behind).verdict, Judged::Ok, "one in front lets it pass");
 
     let mut translated = well(BackendKind::Udp);
-    said(&mut translated).lease.as_mut().unwrap().public_ip = [203, 0, 113, 1].into();
+    said(&mut translated).lease.as_mut().unwrap().public_ip = Some([203, 0, 113, 1].into());
     assert_eq!(translated.own_address(), Some([192, 0, 2, 1].into()), "no interface has that");
 
     facts.policies = vec![policy(true)];
