@@ -41,6 +41,7 @@ run_all() {
             diagnose
             return 0
         fi
+        # shellcheck disable=SC2154 # scripts/cluster
         if [[ $dual == yes && " ${BOTH_CASES[*]} " == *" $name "* ]]; then
             use_family 6
             run_case "$name" || true
@@ -115,7 +116,7 @@ use_family() {
 of_family() {
     local ipv6=-v
     [[ $FAMILY == 4 ]] || ipv6=
-    tr ', ' '\n\n' | grep $ipv6 :
+    tr -s ', ' '\n' | grep $ipv6 :
 }
 
 pod_address() { kubectl get pod "$1" -o jsonpath='{.status.podIPs[*].ip}' | of_family; }

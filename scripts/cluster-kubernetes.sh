@@ -10,8 +10,6 @@ readonly API_SERVICE=10.96.0.1
 readonly MACHINES_V6=fd00:30::
 readonly POD_NETWORK_V6=fd00:10:244::/48
 readonly SERVICE_NETWORK_V6=fd00:10:96::/112
-# From this version on Kubernetes has both families without being asked.
-readonly DUAL_MINOR=23
 readonly API="https://$CONTROL_ADDRESS:6443"
 
 # Of Kubernetes' version, the number after "1.".
@@ -23,6 +21,9 @@ version_of() {
     say "cluster: $MINOR"
     MINOR=${MINOR#*v1.} MINOR=${MINOR%%.*}
 }
+
+# From this version on Kubernetes has both families without being asked.
+has_both_families() { ((MINOR >= 23)); }
 
 # both V4 V6: what a program is told of the families that the cluster has.
 both() {

@@ -47,6 +47,7 @@ manifest() {
     local edits=(-e "s/\"Type\": \"vxlan\"/\"Type\": \"${1%-fast}\"/")
     [[ $1 != udp-fast ]] ||
         edits+=(-e 's/^\( *\)- "--kube-subnet-mgr"$/&\n\1- "--fast-path=on"\n\1- "--keep-tunnel"/')
+    # shellcheck disable=SC2154 # scripts/cluster
     [[ $dual == no ]] ||
         edits+=(-e "s,^\( *\)\"Network\": .*,&\n\1\"EnableIPv6\": true\,\n\1\"IPv6Network\": \"$POD_NETWORK_V6\"\,,")
     has_surge || edits+=(-e '/^  updateStrategy:$/,/^      maxUnavailable: 0$/d')
