@@ -89,7 +89,8 @@ fn inside(
             let detail = format!("its PublicIP {address} lies in the pods' network {networks}");
             Err((RejectReason::BadAddress, detail))
         } else {
-            let unused = subnets.v6().and_then(|_| wrong_ipv6(lease, own, networks));
+            let has_both = of.v6().is_some() && networks.v6().is_some();
+            let unused = has_both.then(|| wrong_ipv6(lease, own, networks)).flatten();
             Ok((v4.filter(|_| unused.is_some()).unwrap_or(subnets), unused))
         };
     }
@@ -108,6 +109,10 @@ fn inside(
 
 /// Why the IPv6 of `lease` is not used. A node without a data plane may lack a PublicIPv6.
 fn wrong_ipv6(lease: &Lease, own: &Lease, networks: Prefixes) -> Option<Objection> {
+    if lease.subnets.within(networks).is_none_or(|subnets| subnets.v6().is_none()) {
+        let detail = format!("of {} the IPv6 lies outside the network {networks}", lease.subnets);
+        return Some((RejectReason::OutsideNetwork, detail));
+    }
     if lease.subnets.overlaps(own.subnets) {
         let detail = format!("{} overlaps this node's {}", lease.subnets, own.subnets);
         return Some((RejectReason::OverlapsOwn, detail));
@@ -297,6 +302,7 @@ mod tests {
         let reasons: Vec<_> = rejected.iter().map(|it| it.reason).collect();
         let bad = RejectReason::BadAddress;
         let [own, other] = [RejectReason::OverlapsOwn, RejectReason::OverlapsOther];
-        assert_eq!(reasons, [RejectReason::OwnAddress, bad, bad, own, other]);
+        let [outside, address] = [RejectReason::OutsideNetwork, RejectReason::OwnAddress];
+        assert_eq!(reasons, [outside, address, bad, bad, own, other]);
     }
 }
