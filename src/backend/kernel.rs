@@ -134,7 +134,7 @@ impl KernelBackend {
     }
 
     /// Compares and edits; whether everything is in place. `peers` are missing before the first
-    /// listing of leases. What goes wrong with IPv6 alone costs IPv4 nothing, where there is that.
+    /// listing of leases. What goes wrong with IPv6 alone costs IPv4 nothing.
     async fn reconcile(
         &mut self,
         mut listing: Listing,
@@ -154,10 +154,6 @@ impl KernelBackend {
         let Self { host, reporter, v4, v6, .. } = self;
         let made_v6 = v6.reconcile(goal, host, &mut listing, reporter).await;
         let made = v4.reconcile(goal, host, &mut listing, reporter).await?;
-        let made_v6 = match host.external().v4() {
-            Some(_) => made_v6,
-            None => Ok(made_v6?),
-        };
         self.report_external();
         let all = || goal.leases.unwrap_or_default().iter().filter_map(|it| Ipv6Addr::subnet(it));
         let lacking_v6 = made_v6.as_ref().map_or_else(|_| all().collect(), Made::lacking);

@@ -92,10 +92,10 @@ impl Listing {
 }
 
 impl<A: IpAddress> FamilyListing<'_, A> {
-    /// Whether `link` has this address.
+    /// Whether `link` has this address, and no other host may have it.
     pub fn has(&self, link: &Link, address: A) -> bool {
         let mut owned = self.addresses.iter().filter(|it| it.interface_index == link.id.index);
-        owned.any(|it| it.address == address)
+        owned.any(|it| it.address == address && !it.is_in_doubt)
     }
 }
 

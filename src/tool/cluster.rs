@@ -84,11 +84,12 @@ fn shown(echoes: &Echoes) -> String {
 /// Pings all nodes; `status` and `peers` are what weftd says of itself.
 pub(super) fn run(status: &Status, peers: Vec<Peer>) -> anyhow::Result<Cluster> {
     let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
-    let pinged = if peers.is_empty() {
-        Vec::new()
-    } else {
-        ping::run(None, None, status, &peers, false)?.peers
-    };
+    // The echoes go over IPv4.
+    let mut pinged = match lease.ipv4() {
+        Some(_) if !peers.is_empty() => ping::run(None, None, status, &peers, false)?.peers,
+        _ => Vec::new(),
+    }
+    .into_iter();
     let backend = status.backend.as_ref().and_then(|backend| backend.kind);
     let own = lease.subnets().zip(lease.node_address());
     let (subnets, address) = own.context("the lease that weftd tells of has no subnet")?;
@@ -98,8 +99,8 @@ pub(super) fn run(status: &Status, peers: Vec<Peer>) -> anyhow::Result<Cluster> 
         ..Peer::new(subnets, None, Via::Host(address), PeerState::Ok)
     };
     let own = Node { lease: own, own_state: Some(status.verdict.state), ping: None };
-    let others = peers.into_iter().zip(pinged);
-    let others = others.map(|(lease, ping)| Node { lease, own_state: None, ping: Some(ping) });
+    let others = peers.into_iter();
+    let others = others.map(|lease| Node { lease, own_state: None, ping: pinged.next() });
     let nodes: Vec<_> = std::iter::once(own).chain(others).collect();
     let well = nodes.iter().all(Node::is_well);
     Ok(Cluster { schema: SCHEMA, nodes, well })

@@ -193,7 +193,8 @@ impl Report {
     fn of(peer: &Peer, legs: Vec<Echoes>, kind: Option<BackendKind>, is_fast: bool) -> Self {
         let shows = Shows::of(&legs, peer.state);
         let well =
-            matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf | Shows::PodAnswers);
+            matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf | Shows::PodAnswers)
+                || shows == Shows::NotTried && !peer.state.is_alarming();
         let mut conclusion = shows.conclusion(&legs, kind);
         if is_fast && shows == Shows::PodIsSilent {
             conclusion.push_str(
@@ -261,6 +262,8 @@ impl Shows {
         let is_pod_silent = of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0);
         if !state.is_sent_to() {
             Self::NotSentTo
+        } else if legs.is_empty() {
+            Self::NotTried
         } else if legs.iter().any(loops) {
             Self::Loops
         } else if !tunnel {

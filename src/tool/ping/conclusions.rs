@@ -19,6 +19,8 @@ pub(super) enum Shows {
     PodAnswers,
     /// This host sends it no packets of pods.
     NotSentTo,
+    /// It has no IPv4, so nobody asked it.
+    NotTried,
     /// The cause is this host.
     Unsendable,
     /// What is sent there goes in circles until it expires.
@@ -38,6 +40,7 @@ impl Shows {
         let text = match self {
             Self::Answers | Self::HostIsDeaf => return answers(self, legs),
             Self::NotSentTo => "this host sends it no packets: see `weft peers`",
+            Self::NotTried => "it has no IPv4, and these echoes go over that: see `weft peers`",
             Self::Deaf => {
                 "it answers no pings, and its host's ICMP errors or connections that go on have \
                  told weftd that packets arrive there; whether pods answer, `--pod` with a pod \

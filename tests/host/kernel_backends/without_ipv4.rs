@@ -251,3 +251,40 @@ fn the_udp_backend_says_that_it_needs_ipv4() {
     wait_until(SOON, "the start ends", || daemon.ended().is_some());
     assert!(daemon.complaints("EnableIPv4") > 0, "{}", daemon.output());
 }
+
+#[test]
+fn a_device_that_carries_nothing_is_no_readiness_and_check_knows_a_host_that_is_well() {
+    let site = Site::start("vxlan");
+    let pods = site.connect();
+    wait_for_pings(&site.lab, 0, &pods[1], 1300);
+    let found = site.weft(0, &["check"]);
+    assert!(!found.contains("failed "), "an alarm on a healthy host: {found}");
+    let cluster = site.weft(0, &["cluster"]);
+    assert!(cluster.contains("fd99::2"), "no table of the nodes: {cluster}");
+    let is_off = "net.ipv6.conf.flannel-v6/1.disable_ipv6";
+    site.lab.hosts[0].exec(&["sysctl", "-qw", &format!("{is_off}=1")]);
+    let state = || site.status(0).pointer("/verdict/state").cloned().unwrap_or_default();
+    wait_until(2 * SOON, "a node that carries nothing does not say ready", || state() != "ready");
+    site.lab.hosts[0].exec(&["sysctl", "-qw", &format!("{is_off}=0")]);
+    wait_for_pings(&site.lab, 0, &pods[1], 1300);
+    wait_until(2 * SOON, "it is ready again", || state() == "ready");
+}
+
+#[test]
+fn an_address_that_another_host_has_is_not_the_nodes() {
+    let site = Site::start("host-gw");
+    let [first, second] = [&site.lab.hosts[0], &site.lab.hosts[1]];
+    let pods = site.connect();
+    wait_for_pings(&site.lab, 0, &pods[1], 1300);
+    first.exec(&["sysctl", "-qw", "net.ipv6.conf.wire0.accept_dad=1"]);
+    first.exec(&["ip", "address", "del", "fd99::1/64", "dev", "wire0"]);
+    second.exec(&["ip", "address", "add", "fd99::1/64", "dev", "wire0", "nodad"]);
+    first.exec(&["ip", "address", "add", "fd99::1/64", "dev", "wire0"]);
+    wait_until(SOON, "the kernel finds the other host's", || {
+        first.exec(&["ip", "-6", "address", "show", "dev", "wire0"]).contains("dadfailed")
+    });
+    let state = || site.status(0).pointer("/verdict/state").cloned().unwrap_or_default();
+    wait_until(2 * SOON, "a node without a usable address does not say ready", || {
+        state() != "ready"
+    });
+}

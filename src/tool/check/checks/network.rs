@@ -68,6 +68,14 @@ pub(super) fn external(facts: &Facts) -> Checked {
         let cure = "Bring it back, or restart weftd with another --iface.";
         return failed(format!("{name} is gone"), cure);
     };
+    if let Some(lease) = facts.lease().filter(|lease| lease.ipv4().is_none()) {
+        let Some(address) = lease.node_address() else { return skipped("no address is known") };
+        return match host.has(link, address) {
+            true => Ok(format!("{name} with {address}")),
+            // A translated one is no interface's.
+            false => skipped(format!("{name} has no {address}, which may be translated")),
+        };
+    }
     let mut own = addresses_of(host, link).map(|it| it.address).peekable();
     let Some(first) = own.peek().copied() else {
         return failed(format!("{name} has no IPv4 address"), "Give it one.");
