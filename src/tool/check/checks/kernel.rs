@@ -121,6 +121,9 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     if facts.backend().is_some_and(|kind| !kind.has_port()) {
         return skipped("this backend has no port");
     }
+    if facts.lease().is_some_and(|lease| lease.ipv4().is_none()) {
+        return skipped("rules of IPv6 are not looked at, and the tunnel runs over that");
+    }
     let (chains, port) = (facts.firewall()?, facts.port().ok_or("the port is not known yet")?);
     let external = external_name(facts);
     let external = external.as_deref();
