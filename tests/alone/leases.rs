@@ -6,14 +6,12 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use etcd_client::{Client, Txn, TxnOp};
-use weft::config::network::{NetworkConfig, SubnetRange};
 use weft::control::lease::LeaseAttributes;
 use weft::control::store::etcd::EtcdStore;
 use weft::control::store::{Leased, Store};
-use weft::route::Families;
 
 use crate::alone;
-use crate::support::control::{PREFIX, Running, manager, network};
+use crate::support::control::{PREFIX, Running, manager, wide_network};
 use crate::support::members::{Members, Setup, Version};
 use crate::support::pace::{Stopwatch, within};
 
@@ -54,20 +52,8 @@ fn five_thousand_leases_cost_little_time_and_memory() {
         let each = started.elapsed() / 10;
         let requests = members.counted("grpc_server_started_total") - requests;
         let node_manager = manager(members.options(&[0]));
-        let network = NetworkConfig {
-            ranges: Families::of_v4(
-                SubnetRange {
-                    network: "10.0.0.0/8".parse().unwrap(),
-                    subnet_length_bits: 24,
-                    subnet_min: Ipv4Addr::new(10, 0, 1, 0),
-                    subnet_max: Ipv4Addr::new(10, 255, 255, 0),
-                },
-                None,
-            ),
-            ..network()
-        };
         let own = node_manager
-            .acquire(&network, &LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 1)))
+            .acquire(&wide_network(), &LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 1)))
             .await
             .unwrap();
         let mut running = Running::start(node_manager, own);

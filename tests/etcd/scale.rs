@@ -9,34 +9,19 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use weft::config::network::{NetworkConfig, SubnetRange};
+use weft::config::network::NetworkConfig;
 use weft::control::identity::NodeIdentity;
 use weft::control::lease::LeaseAttributes;
 use weft::control::manager::SubnetManager;
-use weft::route::{Families, Prefixes};
+use weft::route::Prefixes;
 
-use crate::support::control::{PREFIX, acquire_at_last, manager, network, wait_for_config};
+use crate::support::control::{PREFIX, acquire_at_last, manager, wait_for_config, wide_network};
 use crate::support::members::{Members, Setup, Version};
 use crate::support::pace::{Stopwatch, by_effort, within};
 
 /// At once; all of them work on one thread here.
 fn nodes() -> usize {
     by_effort(250, 1000)
-}
-
-fn wide_network() -> NetworkConfig {
-    NetworkConfig {
-        ranges: Families::of_v4(
-            SubnetRange {
-                network: "10.0.0.0/8".parse().unwrap(),
-                subnet_length_bits: 24,
-                subnet_min: Ipv4Addr::new(10, 0, 1, 0),
-                subnet_max: Ipv4Addr::new(10, 255, 255, 0),
-            },
-            None,
-        ),
-        ..network()
-    }
 }
 
 fn numbered(number: usize) -> LeaseAttributes {

@@ -86,6 +86,17 @@ pub fn network() -> NetworkConfig {
     }
 }
 
+/// One with room for tens of thousands of nodes.
+pub fn wide_network() -> NetworkConfig {
+    let v4 = SubnetRange {
+        network: "10.0.0.0/8".parse().unwrap(),
+        subnet_length_bits: 24,
+        subnet_min: Ipv4Addr::new(10, 0, 1, 0),
+        subnet_max: Ipv4Addr::new(10, 255, 255, 0),
+    };
+    NetworkConfig { ranges: Families::of_v4(v4, None), ..network() }
+}
+
 pub fn node(number: u8) -> LeaseAttributes {
     LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, number))
 }
