@@ -56,20 +56,12 @@ impl ExternalInterface {
 
     /// Its own address, by which it is found again: of IPv4, if it has to have one.
     pub fn address(&self) -> IpAddr {
-        match (self.v4(), self.v6()) {
-            (Some(v4), _) => v4.address.into(),
-            (None, Some(v6)) => v6.address.into(),
-            (None, None) => Ipv4Addr::UNSPECIFIED.into(),
-        }
+        self.addresses.map(|v4| v4.address, |v6| v6.address).first()
     }
 
     /// The address that peers send to, of the same family: the one by which others know the node.
     pub fn node_address(&self) -> IpAddr {
-        match (self.v4(), self.v6()) {
-            (Some(v4), _) => v4.public_address.into(),
-            (None, Some(v6)) => v6.public_address.into(),
-            (None, None) => Ipv4Addr::UNSPECIFIED.into(),
-        }
+        self.addresses.map(|v4| v4.public_address, |v6| v6.public_address).first()
     }
 }
 

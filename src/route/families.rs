@@ -1,5 +1,7 @@
 //! What there may be of IPv4, of IPv6 or of both, but of one of them at least.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 /// One of each family, or of one.
 ///
 /// INVARIANT: there is at least one.
@@ -49,6 +51,15 @@ impl<V4: Copy, V6: Copy> Families<V4, V6> {
         of_v6: impl FnOnce(V6) -> B,
     ) -> Families<A, B> {
         Families { v4: self.v4.map(of_v4), v6: self.v6.map(of_v6) }
+    }
+}
+
+impl<V4: Into<IpAddr>, V6: Into<IpAddr>> Families<V4, V6> {
+    /// The address of IPv4, or that of IPv6 where there is no other.
+    pub fn first(self) -> IpAddr {
+        let first = self.v4.map(Into::into).or_else(|| self.v6.map(Into::into));
+        // Never seen: one is there.
+        first.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
 }
 

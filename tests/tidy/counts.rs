@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6353, 64763),
+    ("backend", 6345, 64704),
     ("bin", 15, 144),
     ("config", 1766, 18215),
     ("daemon", 3643, 37600),
@@ -19,12 +19,12 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1846, 17249),
     ("fast_path", 571, 5164),
     ("forward", 758, 7153),
-    ("host", 2974, 31850),
+    ("host", 2966, 31762),
     ("netfilter", 1253, 12591),
     ("offload", 843, 7808),
     ("packet", 1006, 9946),
     ("rights", 55, 575),
-    ("route", 468, 4833),
+    ("route", 475, 4928),
     ("stats", 249, 2205),
     ("status", 598, 4406),
     ("sys", 1174, 12388),

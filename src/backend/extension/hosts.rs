@@ -96,12 +96,9 @@ impl Hosts {
     /// What is set up.
     pub(super) fn applied(&self) -> PeerHosts {
         let entries = self.entries.iter();
-        let host = |peer: &Peer| {
-            let v6 = || Some(peer.addresses.v6()?.1.into());
-            peer.addresses.v4().map(|(_, host)| host.into()).or_else(v6)
-        };
+        let host = |peer: &Peer| peer.addresses.map(|(_, host)| host, |(_, host)| host).first();
         entries
-            .filter_map(|(subnet, entry)| Some((*subnet, host(entry.applied.as_ref()?)?)))
+            .filter_map(|(subnet, entry)| Some((*subnet, host(entry.applied.as_ref()?))))
             .collect()
     }
 
