@@ -34,7 +34,9 @@ struct Chain {
     protocol: u8,
     /// Where it begins, from the packet's start on.
     end: usize,
-    /// Of a fragment: where its payload belongs, and whether more come behind it.
+    /// Of a fragment: where its payload belongs, and whether more come behind it. The kernel puts
+    /// together what the first of several such headers says before it reads the next, so what is
+    /// a part by one of them is a part.
     fragment: (u16, bool),
     /// Whether a routing header has further hosts to visit (RFC 8200, section 4.4).
     is_routed: bool,
@@ -59,7 +61,7 @@ impl Chain {
             let word = u16::from_be_bytes([third, fourth]);
             let bytes = match chain.protocol {
                 extension::FRAGMENT => {
-                    chain.fragment = (word & !7, word & 1 != 0);
+                    chain.fragment = (word & !7, chain.fragment.1 | (word & 1 != 0));
                     8
                 }
                 extension::AUTHENTICATION => (usize::from(length) + 2) * 4,

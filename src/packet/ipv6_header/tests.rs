@@ -74,6 +74,10 @@ fn the_transport_is_found_behind_extension_headers() {
         header[2..4].copy_from_slice(&word.to_be_bytes());
         header
     };
+    let inside = |mut outer: Vec<u8>, inner: Vec<u8>| {
+        outer[0] = 44;
+        [outer, inner].concat()
+    };
     let mut authentication = vec![0; 24];
     (authentication[0], authentication[1]) = (6, 4);
     // What comes, its first header's number, and where the transport is; then offset and more.
@@ -85,6 +89,8 @@ fn the_transport_is_found_behind_extension_headers() {
         ("first fragment", 44, fragment(1), 48, (0, true)),
         ("last fragment", 44, fragment(1448), 48, (1448, false)),
         ("atomic fragment", 44, fragment(0), 48, (0, false)),
+        ("an atomic one in a first", 44, inside(fragment(1), fragment(0)), 56, (0, true)),
+        ("a first one in an atomic", 44, inside(fragment(0), fragment(1)), 56, (0, true)),
     ];
     for (name, first, headers, at, fragment) in cases {
         let header = Ipv6Header::parse(&packet(first, &[&headers[..], &tcp].concat())).unwrap();
