@@ -153,7 +153,7 @@ impl Search<'_> {
                 Err(_) if lost.is_some() => break,
                 picked => picked?,
             };
-            let vacancy = Vacancy { listed: snapshot.revision, replaces: None };
+            let vacancy = Vacancy { last_written: snapshot.last_written.clone(), replaces: None };
             match self.create(picked, &vacancy).await {
                 Err(StoreError::Conflict(key)) => lost = Some(key),
                 created => {
@@ -287,7 +287,8 @@ impl Search<'_> {
         if !subnets.shares_with(before) {
             cut_off(before, format_args!("other entries have it, too"));
         }
-        let vacancy = Vacancy { listed: snapshot.revision, replaces: Some(held.clone()) };
+        let last_written = snapshot.last_written.clone();
+        let vacancy = Vacancy { last_written, replaces: Some(held.clone()) };
         Ok(Some(self.create(subnets, &vacancy).await?))
     }
 

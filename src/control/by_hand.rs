@@ -44,7 +44,7 @@ impl SubnetManager {
         let snapshot = self.store.list().await?;
         may_reserve(&config, &snapshot, subnet, address)?;
         let reservation = Lease::reservation(subnet, node_of(address));
-        let vacancy = Vacancy { listed: snapshot.revision, replaces: None };
+        let vacancy = Vacancy { last_written: snapshot.last_written, replaces: None };
         let ttl = self.timing.lease_ttl;
         Ok(store.create(&reservation, &vacancy, ttl, Phase::Runs).await?.lease)
     }

@@ -28,7 +28,9 @@ pub(super) use crate::control::machine::state::Write;
 use crate::control::machine::state::{Asked, Follow, Outage, OwnEntry, REWRITE_PAUSE, Twin};
 use crate::control::peers;
 use crate::control::rejected::Rejected;
-use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, REJECTED_MAX, Snapshot};
+use crate::control::snapshot::{
+    Change, ENTRIES_MAX, Granted, LastWritten, OwnLease, REJECTED_MAX, Snapshot,
+};
 use crate::control::timing::Timing;
 
 /// Share by which listings are spread.
@@ -78,9 +80,11 @@ pub(super) enum Command {
     Watch { revision: i64, own: Lease },
     /// Forget the watch, if there is one.
     DropWatch,
-    /// Write `held` and extend the lease, if the entry is as of the revision in `held`, or absent
-    /// where it is to be retaken.
+    /// Write `held` and extend the lease, if the entry is as of the revision in `held`.
     Write { what: Write, held: Lease },
+    /// Write `held`, if there is no such entry, and nobody has written since the listing that shows
+    /// this.
+    Retake { held: Lease, last_written: Option<LastWritten> },
     /// These are the peers now.
     Publish(Arc<Peers>),
     /// How many there are, and how many of them are in their grace period.
@@ -144,6 +148,8 @@ pub(super) struct Machine {
     history_lost: bool,
     /// Changes up to this revision are in the last listing.
     listed_until: i64,
+    /// What that listing shows as written last.
+    last_written: Option<LastWritten>,
     /// Changes up to this revision happened without a watch.
     unwatched_until: i64,
     /// The newest revision seen, and where.
@@ -193,6 +199,7 @@ impl Machine {
             followed: false,
             history_lost: false,
             listed_until: 0,
+            last_written: None,
             unwatched_until: 0,
             newest: 0,
             cluster: 0,

@@ -20,7 +20,7 @@ use crate::control::lease::{Lease, LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Write};
 use crate::control::manager::SubnetManager;
-use crate::control::snapshot::{Granted, OwnLease, Vacancy};
+use crate::control::snapshot::{Granted, LastWritten, OwnLease, Vacancy};
 use crate::control::store::{Store, Watch};
 use crate::route::Prefixes;
 
@@ -107,20 +107,28 @@ impl SubnetManager {
         let ttl = self.timing.lease_ttl;
         let written = match (&self.store, what) {
             (Store::Leased(store), Write::Renew) => store.renew(held, ttl).await,
-            (Store::Leased(store), Write::Restore | Write::Repair) => {
-                store.write(held, ttl, Phase::Runs).await
-            }
-            (Store::Leased(store), Write::Retake { listed }) => {
-                let wanted = Lease::wanted(held.subnets, held.attributes.clone());
-                let vacancy = Vacancy { listed, replaces: None };
-                store.create(&wanted, &vacancy, ttl, Phase::Runs).await
-            }
+            (Store::Leased(store), _) => store.write(held, ttl, Phase::Runs).await,
             (Store::Assigned(store), _) => store.publish(held.subnets, &held.attributes).await,
         };
         if what == Write::Renew && written.is_ok() {
             self.status.edit().store.renewals += 1;
         }
         written
+    }
+
+    async fn retake(
+        &self,
+        held: &Lease,
+        last_written: Option<LastWritten>,
+    ) -> StoreResult<Granted> {
+        match &self.store {
+            Store::Leased(store) => {
+                let wanted = Lease::wanted(held.subnets, held.attributes.clone());
+                let vacancy = Vacancy { last_written, replaces: None };
+                store.create(&wanted, &vacancy, self.timing.lease_ttl, Phase::Runs).await
+            }
+            Store::Assigned(store) => store.publish(held.subnets, &held.attributes).await,
+        }
     }
 }
 
@@ -174,6 +182,10 @@ impl<'a> Driver<'a> {
             }),
             Command::Write { what, held } => self.ask(async move {
                 let written = manager.write(what, &held).await;
+                (None, Event::Written(manager.noted_write(written)))
+            }),
+            Command::Retake { held, last_written } => self.ask(async move {
+                let written = manager.retake(&held, last_written).await;
                 (None, Event::Written(manager.noted_write(written)))
             }),
             Command::DropWatch => self.watch = None,

@@ -26,6 +26,19 @@ pub struct Snapshot {
     pub cluster: u64,
     /// Whether there was more than this, of which nothing is known.
     pub is_cut: bool,
+    /// The entry that was written last of all.
+    pub last_written: Option<LastWritten>,
+}
+
+/// The entry of a listing that was written last. While it is the last one, nobody has written since
+/// the listing, and the store is the one that was listed: one that was wiped, or restored from a
+/// backup, may reach the revisions of before again, but never an etcd lease's number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastWritten {
+    /// Its revision.
+    pub revision: i64,
+    /// Its key below `subnets/` and its etcd lease, 0 without; nothing of what is no lease.
+    pub lease: Option<(String, i64)>,
 }
 
 /// One change.
@@ -82,8 +95,8 @@ pub struct Granted {
 /// A place for a new entry, as a listing showed it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vacancy {
-    /// The revision of that listing.
-    pub listed: i64,
+    /// What that listing shows as written last.
+    pub last_written: Option<LastWritten>,
     /// This node's entry of another key, which makes room for it.
     pub replaces: Option<Lease>,
 }
@@ -130,6 +143,15 @@ impl Snapshot {
     }
 
     pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {
+        let (revision, lease) = match &entry {
+            Ok(lease) => {
+                (lease.revision, Some((lease.key.clone(), lease.lifetime.id().unwrap_or(0))))
+            }
+            Err(rejected) => (rejected.revision, None),
+        };
+        if self.last_written.as_ref().is_none_or(|last| last.revision < revision) {
+            self.last_written = Some(LastWritten { revision, lease });
+        }
         match entry {
             Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
             Ok(lease) => {

@@ -171,13 +171,14 @@ impl Machine {
     fn on_snapshot(&mut self, snapshot: Snapshot, asked_at: Option<Duration>) {
         self.heard_unix = self.now.unix_seconds;
         let wiped = self.went_backwards(&snapshot);
-        let Snapshot { leases, rejected, revision, cluster: _, is_cut } = snapshot;
+        let Snapshot { leases, rejected, revision, is_cut, last_written, .. } = snapshot;
         // What a cut listing lacks may be in the store all the same, so nothing is
         // concluded from it.
         let shows_own = !is_cut || leases.iter().any(|lease| lease.key == self.own.lease.key);
         if !is_cut {
             self.mirror.clear();
             self.unreadable.clear();
+            self.last_written = last_written;
         }
         let own = rejected.iter().find(|rejected| rejected.key == self.own.lease.key).cloned();
         rejected.into_iter().for_each(|entry| self.remember_unreadable(entry));

@@ -55,9 +55,7 @@ impl Machine {
             }
             OwnEntry::Rewritten { at } if at <= now => (Write::Restore, known),
             OwnEntry::Unreadable { repair: Some(junk) } => (Write::Repair, junk),
-            OwnEntry::Lapsed { free: true } => {
-                (Write::Retake { listed: self.listed_until }, ABSENT)
-            }
+            OwnEntry::Lapsed { free: true } => (Write::Retake, ABSENT),
             OwnEntry::Unreadable { repair: None } | OwnEntry::Lapsed { free: false }
                 if renewal_due =>
             {
@@ -95,10 +93,14 @@ impl Machine {
                 self.own_entry = OwnEntry::Unreadable { repair: None };
                 held.revision = over;
             }
-            Write::Retake { .. } => self.own_entry = OwnEntry::Lapsed { free: false },
+            Write::Retake => self.own_entry = OwnEntry::Lapsed { free: false },
         }
         self.asked = Asked::Write { what, over, own_seen: None };
-        self.commands.push(Command::Write { what, held });
+        self.commands.push(if what == Write::Retake {
+            Command::Retake { held, last_written: self.last_written.clone() }
+        } else {
+            Command::Write { what, held }
+        });
     }
 
     /// Once the lease has expired, another node may have the subnet: the entry has to be read after

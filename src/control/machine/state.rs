@@ -103,8 +103,8 @@ pub(in crate::control) enum Write {
     Restore,
     /// It cannot be read.
     Repair,
-    /// It is gone, as by the listing of the revision `listed`, in which nobody has the subnets.
-    Retake { listed: i64 },
+    /// It is gone, as by the last listing, in which nobody has the subnets.
+    Retake,
 }
 
 /// What is known of other writers of the own entry.

@@ -105,9 +105,7 @@ fn vanished_peers_are_held_own_lease_retaken() {
     assert_eq!(counts(&commands), Some((4, 4)), "traffic stopped");
     assert!(commands.contains(&Command::List), "the own lease is not looked for: {commands:?}");
     let commands = machine.handle(listing(&[], 11), at(11));
-    let creates = commands
-        .iter()
-        .any(|command| matches!(command, Command::Write { what: Write::Retake { .. }, .. }));
+    let creates = commands.iter().any(|command| matches!(command, Command::Retake { .. }));
     assert!(creates, "the own lease is not registered again: {commands:?}");
     machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 12), 11))), at(11));
     machine.handle(listing(&[lease(OWN, 1, 12)], 12), at(11));
@@ -224,9 +222,7 @@ fn other_cluster_with_higher_revisions_is_detected() {
     let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));
     assert_eq!(end(&commands), None, "a replaced store ends the daemon");
     assert!(says(&commands, "ALARM"), "{commands:?}");
-    let creates = commands
-        .iter()
-        .any(|command| matches!(command, Command::Write { what: Write::Retake { .. }, .. }));
+    let creates = commands.iter().any(|command| matches!(command, Command::Retake { .. }));
     assert!(creates, "the own lease is not registered at once: {commands:?}");
 }
 
@@ -462,7 +458,7 @@ fn offline_start_retakes_free_subnet_yields_taken_one() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(1, 11, 1)], 12), at(6));
     let creates = commands.iter().any(|command| {
-        let Command::Write { what: Write::Retake { .. }, held } = command else { return false };
+        let Command::Retake { held, .. } = command else { return false };
         held.key == lease(OWN, 0, 0).key
     });
     assert!(creates && end(&commands).is_none(), "the lapsed subnet is not taken: {commands:?}");

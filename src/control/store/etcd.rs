@@ -1,6 +1,7 @@
 //! The etcd v3 store, with flannel's keys and values. Every write is a transaction that compares
 //! the version last seen; no request asks for the time to live of another node's lease.
 
+use std::iter::once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::control::clock;
 use crate::control::error::{ConnectError, StoreError, StoreResult};
 use crate::control::identity::{Phase, holder_of};
 use crate::control::lease::{Lease, Lifetime};
-use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot, Vacancy};
+use crate::control::snapshot::{ENTRIES_MAX, Granted, LastWritten, Snapshot, Vacancy};
 use crate::control::status::Names;
 use crate::failure::lock;
 use etcd_client::{
@@ -168,18 +169,27 @@ impl EtcdStore {
             extras.conditions.push(Compare::mod_revision(&*path, CompareOp::Equal, revision));
             extras.writes.push(TxnOp::delete(path, None));
         }
-        extras.conditions.push(if vacancy.compares_all(&lease) {
-            self.nothing_new_since(vacancy.listed)
+        if vacancy.compares_all(&lease) {
+            extras.conditions.extend(self.is_last(vacancy.last_written.as_ref()));
         } else {
-            no_dual_stack_lease_at(&self.path(&lease.key))
-        });
+            extras.conditions.push(no_dual_stack_lease_at(&self.path(&lease.key)));
+        }
         self.put("taking the subnet", &lease, etcd_lease, phase, extras).await
     }
 
-    /// That every lease is one that the listing of revision `listed` showed.
-    fn nothing_new_since(&self, listed: i64) -> Compare {
+    /// That every lease is as old as this one or older, and this one as it was listed.
+    fn is_last(&self, last: Option<&LastWritten>) -> impl Iterator<Item = Compare> {
         let (from, end) = (self.path(""), self.connection.path("subnets0"));
-        Compare::mod_revision(from, CompareOp::Less, listed + 1).with_range(end)
+        let revision = last.map_or(0, |last| last.revision);
+        let none_later = Compare::mod_revision(from, CompareOp::Less, revision + 1);
+        let as_it_was = last.and_then(|last| last.lease.as_ref()).map(|(key, etcd_lease)| {
+            let path = self.path(key);
+            [
+                Compare::mod_revision(&*path, CompareOp::Equal, revision),
+                Compare::lease(path, CompareOp::Equal, *etcd_lease),
+            ]
+        });
+        once(none_later.with_range(end)).chain(as_it_was.into_iter().flatten())
     }
 
     /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only

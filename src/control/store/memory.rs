@@ -200,9 +200,10 @@ impl MemoryStore {
         ttl: Duration,
         phase: Phase,
     ) -> StoreResult<Granted> {
-        let (lease, Vacancy { listed, replaces }) = (vacancy.entry(lease), vacancy);
+        let (lease, Vacancy { last_written, replaces }) = (vacancy.entry(lease), vacancy);
+        let listed = last_written.as_ref().map_or(0, |last| last.revision);
         if vacancy.compares_all(&lease)
-            && self.call("create")?.entries.values().any(|entry| entry.revision > *listed)
+            && self.call("create")?.entries.values().any(|entry| entry.revision > listed)
         {
             return Err(StoreError::Conflict(lease.key));
         }

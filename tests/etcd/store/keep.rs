@@ -10,8 +10,8 @@ use weft::control::lease::Lease;
 use weft::control::rejected::RejectReason;
 use weft::control::run::End;
 use weft::control::snapshot::Vacancy;
-use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
+use weft::control::store::{Leased, Store};
 use weft::control::timing::Timing;
 
 use crate::store::{
@@ -64,7 +64,7 @@ async fn another_writer_wins_and_is_named() {
 #[tokio::test]
 async fn every_write_compares_the_revision() {
     let etcd = Etcd::start();
-    let store = Leased::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
+    let store = leased(&etcd);
     let ttl = Duration::from_secs(100);
     let subnet = "10.5.1.0/24".parse().unwrap();
     let wanted = |number| Lease::wanted(subnet, node(number));
@@ -96,11 +96,21 @@ async fn every_write_compares_the_revision() {
     }
 }
 
+fn leased(etcd: &Etcd) -> Leased {
+    Leased::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()))
+}
+
+/// A place for a new entry, as the store looks now.
+async fn listed(etcd: &Etcd) -> Vacancy {
+    let snapshot = Store::Leased(leased(etcd)).list().await.unwrap();
+    Vacancy { last_written: snapshot.last_written, replaces: None }
+}
+
 /// flannel's dual-stack nodes hold their IPv4 subnet by a key that names the IPv6 one too.
 #[tokio::test]
 async fn a_dual_stack_nodes_subnet_is_not_given_away() {
     let etcd = Etcd::start();
-    let store = Leased::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
+    let store = leased(&etcd);
     let ttl = Duration::from_secs(100);
     let theirs = subnet_path("10.5.1.0-24&fd00:5:1::-64");
     etcd.ctl(&["put", &theirs, r#"{"PublicIP":"192.0.2.9","PublicIPv6":"fd01::9"}"#]);
@@ -118,12 +128,39 @@ async fn a_dual_stack_nodes_subnet_is_not_given_away() {
     store.renew(&neighbour.lease, 2 * ttl).await.expect("the lease that was there first");
     // A node that has IPv6 itself can't tell by keys who has an IPv6 subnet.
     let dual = Lease::wanted("10.5.7.0/24,fd00:5:7::/64".parse().unwrap(), node(3));
-    let vacancy = Vacancy { listed: etcd.revision(), replaces: None };
+    let vacancy = listed(&etcd).await;
     etcd.ctl(&["put", &subnet_path("10.5.99.0-24&fd00:5:7::-64"), r#"{"PublicIP":"192.0.2.9"}"#]);
     let late = store.create(&dual, &vacancy, ttl, Phase::Starts).await;
     assert!(matches!(late, Err(StoreError::Conflict(_))), "two nodes have a subnet: {late:?}");
-    let vacancy = Vacancy { listed: etcd.revision(), replaces: None };
+    let vacancy = listed(&etcd).await;
     store.create(&dual, &vacancy, ttl, Phase::Starts).await.expect("nobody wrote since");
+}
+
+/// A node that was stopped between its listing and its write, while etcd lost its data: the
+/// revisions of the new one are below those of the listing, and say nothing.
+#[tokio::test]
+async fn a_listing_of_a_lost_history_gives_no_subnet() {
+    let ttl = Duration::from_secs(100);
+    let dual = |subnets: &str, number| Lease::wanted(subnets.parse().unwrap(), node(number));
+    let (before, after) = (Etcd::start(), Etcd::start());
+    // Its revisions are far ahead, and the last one is that of a node which is back in the other.
+    for number in 0..20 {
+        before.ctl(&["put", &subnet_path("10.5.1.0-24"), &format!("not yet {number}")]);
+    }
+    before.ctl(&["del", &subnet_path("10.5.1.0-24")]);
+    let back = dual("10.5.1.0/24,fd00:5:1::/64", 1);
+    for etcd in [&before, &after] {
+        let vacancy = listed(etcd).await;
+        let created = leased(etcd).create(&back, &vacancy, ttl, Phase::Starts).await;
+        created.expect("a store without leases");
+    }
+    let stale = listed(&before).await;
+    let (new, vacancy) = (leased(&after), listed(&after).await);
+    let other = dual("10.5.2.0/24,fd00:5:7::/64", 2);
+    new.create(&other, &vacancy, ttl, Phase::Starts).await.expect("nobody wrote since");
+    let late = dual("10.5.3.0/24,fd00:5:7::/64", 3);
+    let created = new.create(&late, &stale, ttl, Phase::Runs).await;
+    assert!(matches!(created, Err(StoreError::Conflict(_))), "two have a subnet: {created:?}");
 }
 
 #[tokio::test]

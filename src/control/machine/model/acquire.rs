@@ -51,7 +51,7 @@ impl World {
     }
 
     /// What a node that starts writes by a listing; `None` if nothing is free.
-    fn choose(&mut self, index: usize, snapshot: &Snapshot) -> Option<Op> {
+    pub(super) fn choose(&mut self, index: usize, snapshot: &Snapshot) -> Option<Op> {
         let node = &self.nodes[index];
         let (config, attributes) = (node.config(), node.attributes());
         let claimed = node.claims.still_claimed(node.address);
@@ -76,7 +76,8 @@ impl World {
             let picked = kept.and_then(Prefixes::v6);
             v6 = Some(picked.or_else(|| self.random.choice(&free).copied())?);
         }
-        let vacancy = Vacancy { listed: snapshot.revision, replaces: held.cloned() };
+        let last_written = snapshot.last_written.clone();
+        let vacancy = Vacancy { last_written, replaces: held.cloned() };
         let wanted = Lease::wanted(Prefixes::new(v4, v6)?, attributes);
         Some(Op::Create { wanted, vacancy: Box::new(vacancy), claimed })
     }

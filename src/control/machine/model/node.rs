@@ -444,14 +444,16 @@ impl World {
                     let claimed = None;
                     let op = match what {
                         Write::Renew => Op::Renew { held },
-                        Write::Restore | Write::Repair => Op::Update { held, claimed },
-                        Write::Retake { listed } => {
-                            let wanted = Lease::wanted(held.subnets, held.attributes);
-                            let vacancy = Box::new(Vacancy { listed, replaces: None });
-                            Op::Create { wanted, vacancy, claimed }
+                        Write::Restore | Write::Repair | Write::Retake => {
+                            Op::Update { held, claimed }
                         }
                     };
                     self.ask_write(index, op);
+                }
+                Command::Retake { held, last_written } => {
+                    let wanted = Lease::wanted(held.subnets, held.attributes);
+                    let vacancy = Box::new(Vacancy { last_written, replaces: None });
+                    self.ask_write(index, Op::Create { wanted, vacancy, claimed: None });
                 }
                 Command::Publish(peers) => {
                     let peers = peers.iter();

@@ -324,8 +324,9 @@ impl SimStore {
         Ok(Self::granted(lease, request.asked))
     }
 
-    /// Takes a subnet: the entry is absent, one that it `replaces` as it was, and nothing was
-    /// written since the listing, or, without IPv6, no entry has the subnet beside an IPv6 one.
+    /// Takes a subnet: the entry is absent, one that it `replaces` as it was, and what the listing
+    /// shows as written last still is, or, without IPv6, no entry has the subnet beside an IPv6
+    /// one.
     pub(super) fn create(
         &mut self,
         request: &Request<'_>,
@@ -336,7 +337,15 @@ impl SimStore {
         let (id, fresh) = self.extend(lease.lifetime, request.time);
         let mut entries = self.entries.iter();
         let is_free = if vacancy.compares_all(&lease) {
-            entries.all(|(_, entry)| entry.revision <= vacancy.listed)
+            let last = vacancy.last_written.as_ref();
+            let revision = last.map_or(0, |last| last.revision);
+            let as_it_was = last.and_then(|last| last.lease.as_ref()).is_none_or(|(key, id)| {
+                let is_it = |(subnets, entry): (&Prefixes, &Entry)| {
+                    subnets.key() == *key && (entry.revision, entry.lease) == (revision, *id)
+                };
+                self.entries.iter().any(is_it)
+            });
+            as_it_was && entries.all(|(_, entry)| entry.revision <= revision)
         } else {
             entries.all(|(other, _)| other.v4() != subnets.v4() || other.v6().is_none())
         };
@@ -347,7 +356,9 @@ impl SimStore {
             }
             return Err(StoreError::Conflict(lease.key));
         }
-        self.assert_vacant(subnets, replaces, request.past);
+        // Where families are two, no listing that was lost since may count.
+        let past = if vacancy.compares_all(&lease) { self.past } else { request.past };
+        self.assert_vacant(subnets, replaces, past);
         self.revision += 1;
         let first = self.point();
         let lease = self.set(subnets, Some(lease.attributes), id);

@@ -17,9 +17,7 @@ fn peers() -> Vec<Lease> {
 }
 
 fn creates(commands: &[Command]) -> bool {
-    commands
-        .iter()
-        .any(|command| matches!(command, Command::Write { what: Write::Retake { .. }, .. }))
+    commands.iter().any(|command| matches!(command, Command::Retake { .. }))
 }
 
 fn moved(host: u8) -> Event {

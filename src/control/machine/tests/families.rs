@@ -115,7 +115,7 @@ fn a_lapsed_subnet_is_not_taken_from_an_entry_that_cannot_be_read() {
         let rejected = vec![unreadable];
         let snapshot = Snapshot { rejected, revision: 12, cluster: 1, ..Snapshot::default() };
         let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));
-        let is_retaken = commands.iter().any(|it| matches!(it, Command::Write { .. }));
+        let is_retaken = commands.iter().any(|it| matches!(it, Command::Retake { .. }));
         assert_eq!((end(&commands).is_some(), is_retaken), (is_taken, !is_taken), "beside {key}");
         assert_eq!(end(&commands).and_then(|end| end.new_owner), None);
     }
