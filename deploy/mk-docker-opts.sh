@@ -9,7 +9,8 @@ usage() {
 usage: mk-docker-opts.sh [-f FILE] [-d FILE] [-i] [-c] [-m] [-k KEY]
   -f FILE  read the subnet from here (/run/flannel/subnet.env)
   -d FILE  write the options there (/run/docker_opts.env)
-  -i       only one variable per option: DOCKER_OPT_BIP, DOCKER_OPT_IPMASQ, DOCKER_OPT_MTU
+  -i       only one variable per option: DOCKER_OPT_BIP, DOCKER_OPT_IPMASQ, DOCKER_OPT_MTU,
+           and with IPv6 DOCKER_OPT_FIXED_CIDR_V6 and DOCKER_OPT_IPV6
   -c       only one variable with all options; neither -i nor -c is both
   -k KEY   the name of the variable with all options (DOCKER_OPTS)
   -m       leave out --ip-masq
@@ -56,14 +57,20 @@ network_of() {
         $((bits & 255)) "$((10#$length))"
 }
 
+# is_ipv6 ADDRESS/LENGTH: as far as its characters tell; ip knows better below.
+is_ipv6() {
+    [[ $1 =~ ^[0-9A-Fa-f:]{2,39}/([0-9]{1,3})$ && $1 == *:*:* ]] && ((10#${BASH_REMATCH[1]} <= 128))
+}
+
 # A bridge with a subnet that this host reaches through another would draw its traffic.
+# refuse_foreign_route 4|6 NETWORK
 refuse_foreign_route() {
-    local network=$1 routes
+    local family=$1 network=$2 routes
     if ! command -v ip >/dev/null; then
         echo "mk-docker-opts.sh: no ip program: routes to $network were not looked for" >&2
         return
     fi
-    routes=$(ip -4 route show exact "$network") || die "ip cannot tell the routes to $network"
+    routes=$(ip "-$family" route show exact "$network") || die "ip cannot tell the routes to $network"
     [[ $routes != *" via "* ]] ||
         die "$network is this host's subnet, yet routed elsewhere (${routes%%$'\n'*}): remove the route"
 }
@@ -94,13 +101,20 @@ done
 [[ $combined_name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || die "-k $combined_name is no variable's name"
 
 subnet=$(setting FLANNEL_SUBNET)
+subnet_v6=$(setting FLANNEL_IPV6_SUBNET)
 mtu_bytes=$(setting FLANNEL_MTU)
 ip_masq=$(setting FLANNEL_IPMASQ)
 if [[ -n $subnet ]]; then
     network=$(network_of "$subnet") || die "FLANNEL_SUBNET is $subnet, no IPv4 address and length"
-    refuse_foreign_route "$network"
-    # shellcheck disable=SC2034 # found by its name below, as the other two
+    refuse_foreign_route 4 "$network"
+    # shellcheck disable=SC2034 # found by its name below, as the others
     DOCKER_OPT_BIP=--bip=$subnet
+fi
+if [[ -n $subnet_v6 ]]; then
+    is_ipv6 "$subnet_v6" || die "FLANNEL_IPV6_SUBNET is $subnet_v6, no IPv6 address and length"
+    refuse_foreign_route 6 "$subnet_v6"
+    # shellcheck disable=SC2034
+    DOCKER_OPT_IPV6=--ipv6 DOCKER_OPT_FIXED_CIDR_V6=--fixed-cidr-v6=$subnet_v6
 fi
 if [[ -n $mtu_bytes ]]; then
     [[ $mtu_bytes =~ ^[0-9]{1,5}$ ]] || die "FLANNEL_MTU is $mtu_bytes, no number"

@@ -3,7 +3,7 @@
 //! (`run`).
 
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -117,10 +117,10 @@ impl SubnetManager {
     }
 
     /// Before an interface is looked for: waits for the first answer of a store that assigns
-    /// subnets, and gives the address that its operator chose for this node, if one was chosen.
-    pub async fn sync(&self) -> Result<Option<Ipv4Addr>, AcquireError> {
+    /// subnets, and gives the addresses that its operator chose for this node, if any were chosen.
+    pub async fn sync(&self) -> Result<(Option<Ipv4Addr>, Option<Ipv6Addr>), AcquireError> {
         match &self.store {
-            Store::Leased(_) => Ok(None),
+            Store::Leased(_) => Ok((None, None)),
             Store::Assigned(store) => store.sync(&self.status).await,
         }
     }

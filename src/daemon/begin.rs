@@ -112,9 +112,9 @@ impl Start<'_> {
         rules::check_bridge(options, &plan.network)?;
         let mut interface = options.interface.clone();
         warn_of_idle_addresses(&interface, plan.families());
-        if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
-            interface.public_ip = Some(address);
-        }
+        let (public_ip, public_ipv6) = manager.sync().await.context(MANAGER_PHRASE)?;
+        interface.public_ip = public_ip.or(interface.public_ip);
+        interface.public_ipv6 = public_ipv6.or(interface.public_ipv6);
         loop {
             interface.families = plan.families();
             let external = discover(&interface).await?;

@@ -89,10 +89,12 @@ async fn the_operators_addresses_are_heeded() {
         let annotations = &mut node["metadata"]["annotations"];
         annotations[format!("{PREFIX}public-ip-overwrite")] = "198.51.100.1".into();
         annotations[format!("{PREFIX}node-public-ip")] = "192.0.2.77".into();
+        annotations[format!("{PREFIX}node-public-ipv6")] = "fd01::77".into();
     });
     let host = Host::new(&api, "n1").await;
     let set = host.manager.sync().await.unwrap();
-    assert_eq!(set, Some("192.0.2.77".parse().unwrap()));
+    let expected = ("192.0.2.77".parse().ok(), "fd01::77".parse().ok());
+    assert_eq!(set, expected, "the addresses that the operator set on the Node");
     let mut running = host.start(1).await;
     assert_eq!(said(&api, "n1")["public-ip"], "198.51.100.1", "the overwrite is not published");
     assert_eq!(said(&api, "n1")["public-ip-overwrite"], "198.51.100.1");
@@ -127,11 +129,14 @@ async fn the_operators_addresses_are_heeded() {
         // pause longer.
         sleep(Duration::from_millis(600)).await;
     }
-    api.edit("n1", |node| {
-        node["metadata"]["annotations"][format!("{PREFIX}node-public-ip")] = "none".into();
-    });
-    let error = Host::new(&api, "n1").await.manager.sync().await.unwrap_err();
-    assert!(error.is_final() && error.to_string().contains("node-public-ip"), "{error}");
+    for (annotation, wrong) in [("node-public-ipv6", "192.0.2.77"), ("node-public-ip", "none")] {
+        api.edit("n1", |node| {
+            node["metadata"]["annotations"][format!("{PREFIX}{annotation}")] = wrong.into();
+        });
+        let error = Host::new(&api, "n1").await.manager.sync().await.unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_final() && text.contains(&format!("{annotation} is")), "{text}");
+    }
 }
 
 #[tokio::test]

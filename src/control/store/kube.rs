@@ -5,9 +5,11 @@
 //! subnet that nobody can take: listings show the machine its own lease as it was written.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::io::Read;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Duration;
 
 use hyper::Request;
@@ -20,7 +22,7 @@ use tracing::{error, info, warn};
 
 use super::kube_connection::{Built, Connection, ITEM_BYTES_MAX, nodes};
 use super::kube_node::{
-    NODE_PUBLIC_IP, Node, PUBLIC_IP_OVERWRITE, Page, condition_patch, unreadable,
+    NODE_PUBLIC_IP, NODE_PUBLIC_IPV6, Node, PUBLIC_IP_OVERWRITE, Page, condition_patch, unreadable,
 };
 use super::kube_own::{OwnNode, Step};
 use crate::config::kube::{KubeOptions, NodeSource};
@@ -169,12 +171,12 @@ impl KubeStore {
         Ok(found)
     }
 
-    /// Waits for the API's first answer, and gives the address that the operator set on the Node
-    /// for this node to use, if there is one.
+    /// Waits for the API's first answer, and gives the addresses that the operator set on the Node
+    /// for this node to use, if there are any.
     pub(in crate::control) async fn sync(
         &self,
         status: &ControlStatus,
-    ) -> Result<Option<Ipv4Addr>, AcquireError> {
+    ) -> Result<(Option<Ipv4Addr>, Option<Ipv6Addr>), AcquireError> {
         info!("Starting kube subnet manager");
         info!("Waiting {} for node controller to sync", clock::format_go_duration(SYNC_TIMEOUT));
         status.start_is_at(Some("waiting for the Kubernetes API to answer"));
@@ -187,14 +189,28 @@ impl KubeStore {
         let minutes = self.sync_timeout.as_secs() / 60;
         let node = node.map_err(|error| AcquireError::NotSynced(minutes, error))?;
         info!("Node controller sync successful");
-        let Some(text) = node.as_ref().and_then(Node::node_public_ip) else { return Ok(None) };
-        let name = format!("{}{NODE_PUBLIC_IP}", self.prefix);
+        let Some(node) = node else { return Ok((None, None)) };
+        let v4 = self.address_in(&node, NODE_PUBLIC_IP, "--public-ip")?;
+        Ok((v4, self.address_in(&node, NODE_PUBLIC_IPV6, "--public-ipv6")?))
+    }
+
+    /// What an annotation of the own Node says in place of an option, if there is such a one.
+    fn address_in<A: FromStr + Display>(
+        &self,
+        node: &Node,
+        annotation: &str,
+        option: &str,
+    ) -> Result<Option<A>, AcquireError> {
+        let (text, name) = (node.said(annotation), format!("{}{annotation}", self.prefix));
+        if text.is_empty() {
+            return Ok(None);
+        }
         let Ok(address) = text.parse() else {
             return Err(self.unusable(&format!(
-                "its annotation {name} is {text:?}, which is no IPv4 address"
+                "its annotation {name} is {text:?}, which is no address for {option}"
             )));
         };
-        info!("Using {address} of the node annotation {name:?} as --public-ip");
+        info!("Using {address} of the node annotation {name:?} as {option}");
         Ok(Some(address))
     }
 

@@ -23,8 +23,10 @@ const POD_CIDRS_MAX: usize = 2;
 const SHOWN_CHARS_MAX: usize = 64;
 /// The annotation with the address that an operator has other nodes see.
 pub(super) const PUBLIC_IP_OVERWRITE: &str = "public-ip-overwrite";
-/// The annotation with the address that an operator has the node use.
+/// The annotations with the addresses that an operator has the node use.
 pub(super) const NODE_PUBLIC_IP: &str = "node-public-ip";
+/// See [`NODE_PUBLIC_IP`].
+pub(super) const NODE_PUBLIC_IPV6: &str = "node-public-ipv6";
 
 /// The part of a Node that is kept.
 #[derive(Debug, Clone)]
@@ -111,7 +113,7 @@ impl Node {
     }
 
     /// The annotation `name`; empty if it is missing.
-    fn said(&self, name: &str) -> &str {
+    pub(super) fn said(&self, name: &str) -> &str {
         self.said.get(name).map_or("", String::as_str)
     }
 
@@ -193,11 +195,6 @@ impl Node {
             return Err(format!("{shown:?}, which is no host's IPv4 address"));
         }
         Ok(address)
-    }
-
-    /// The operator's `--public-ip`.
-    pub(super) fn node_public_ip(&self) -> Option<&str> {
-        Some(self.said(NODE_PUBLIC_IP)).filter(|text| !text.is_empty())
     }
 
     /// The patch that makes the annotations say `attributes`; `None` if they do.

@@ -121,6 +121,32 @@ fn a_subnet_that_is_routed_elsewhere_is_refused() {
 }
 
 #[test]
+fn ipv6_is_an_option_of_its_own() {
+    let v6 = "FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:22::1/64\n";
+    let cidr = "DOCKER_OPT_FIXED_CIDR_V6=\"--fixed-cidr-v6=fd00:5:0:22::1/64\"\n";
+    let on = "DOCKER_OPT_IPV6=\"--ipv6\"\n";
+    let script = Script::with(&format!("{SUBNET_ENV}{v6}"));
+    script.writes(&["-i"], &[], &format!("{BIP}{cidr}{IPMASQ}{on}{MTU}"));
+    let all = "DOCKER_OPTS=\" --bip=10.1.74.1/24 --fixed-cidr-v6=fd00:5:0:22::1/64 \
+               --ip-masq=true --ipv6 --mtu=1472\"\n";
+    script.writes(&["-c"], &[], all);
+    for wrong in ["10.1.74.1/24", "fd00:5:0:22::1", "fd00:5:0:22::1/129", "fd00::/64 --debug"] {
+        let wrong_v6 = v6.replace("fd00:5:0:22::1/64", wrong);
+        Script::with(&wrong_v6).refuses(&[], &format!("FLANNEL_IPV6_SUBNET is {wrong}"));
+    }
+    // Without IPv4.
+    let alone = Script::with(&format!("{v6}FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n"));
+    alone.writes(&["-i"], &[], &format!("{cidr}{IPMASQ}{on}{MTU}"));
+    alone.host.exec(&["ip", "link", "add", "wire0", "type", "veth"]);
+    alone.host.exec(&["ip", "link", "set", "wire0", "up"]);
+    alone.host.exec(&["ip", "-6", "route", "add", "fd00:5:0:22::/64", "dev", "wire0"]);
+    alone.writes(&["-i"], &[], &format!("{cidr}{IPMASQ}{on}{MTU}"));
+    let replaced = ["ip", "-6", "route", "replace", "fd00:5:0:22::/64", "via", "fe80::9"];
+    alone.host.exec(&[&replaced[..], &["dev", "wire0"]].concat());
+    alone.refuses(&[], "fd00:5:0:22::/64 via fe80::9");
+}
+
+#[test]
 fn file_is_not_executed_odd_values_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let trace = directory.path().join("trace");
