@@ -18,6 +18,12 @@ pub fn spoils_vxlan_checksums(release: &str) -> bool {
     version < [5, 7, 0] && !CORRECTED.iter().any(is_corrected)
 }
 
+/// Whether programs of kernel `release` can take an IPv4 header off a packet of IPv6
+/// (`BPF_F_ADJ_ROOM_DECAP_L3_IPV6`).
+pub fn uncovers_ipv6(release: &str) -> bool {
+    version(release).is_some_and(|version| version >= [6, 3, 0])
+}
+
 /// The three leading numbers of a release; a missing or unreadable later one is zero.
 fn version(release: &str) -> Option<[u32; 3]> {
     let digits = |part: &str| {

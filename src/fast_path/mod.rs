@@ -10,6 +10,7 @@
 mod layout;
 
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use crate::route::Prefix;
 use crate::sys::bpf::{self, Hook, Map, Memory, ProgramKind};
 
-use self::layout::{COUNT_WORDS, key_of};
+use self::layout::{COUNT_WORDS, key_of, key_of_v6};
 
 pub use self::layout::{LENGTHS_MAX, MAPS, PEERS_MAX, PeerEntry, Settings};
 
@@ -53,6 +54,7 @@ pub struct Maps {
     peers: Map,
     counts: Map,
     streams: Map,
+    peers_v6: Map,
 }
 
 /// The loaded programs with their maps.
@@ -110,13 +112,20 @@ pub struct PeerCounts {
 impl Maps {
     /// Makes empty maps: without settings the programs take no packet.
     pub fn create() -> io::Result<Self> {
-        let [settings, peers, counts, streams] = MAPS.map(Map::create);
-        Ok(Self { settings: settings?, peers: peers?, counts: counts?, streams: streams? })
+        let [settings, peers, counts, streams, peers_v6] = MAPS.map(Map::create);
+        Ok(Self {
+            settings: settings?,
+            peers: peers?,
+            counts: counts?,
+            streams: streams?,
+            peers_v6: peers_v6?,
+        })
     }
 
     /// Loads a program that refers to these maps.
     pub fn load(&self, name: &'static str, instructions: &[u8]) -> Result<OwnedFd, FastPathError> {
-        let maps = [&self.settings, &self.peers, &self.counts, &self.streams];
+        let Self { settings, peers, counts, streams, peers_v6 } = self;
+        let maps = [settings, peers, counts, streams, peers_v6];
         let load = |log: &mut [u8]| bpf::load(ProgramKind::Classifier, instructions, &maps, log);
         load(&mut []).or_else(|source| {
             // Once more, to hear the reason.
@@ -135,12 +144,22 @@ impl Maps {
 
     /// Puts in the peer that has leased `subnet`.
     pub fn set_peer(&self, subnet: Prefix, entry: PeerEntry) -> io::Result<()> {
-        self.peers.update(&key_of(subnet), &entry.to_bytes(subnet))
+        self.peers.update(&key_of(subnet), &entry.to_bytes(subnet.network()))
+    }
+
+    /// Puts in the peer that has leased `subnet`, in the other family.
+    pub fn set_peer_v6(&self, subnet: Prefix<Ipv6Addr>, entry: PeerEntry) -> io::Result<()> {
+        self.peers_v6.update(&key_of_v6(subnet), &entry.to_bytes(Ipv4Addr::UNSPECIFIED))
     }
 
     /// Takes out the peer that had leased `subnet`.
     pub fn remove_peer(&self, subnet: Prefix) -> io::Result<()> {
         self.peers.delete(&key_of(subnet))
+    }
+
+    /// The same, in the other family.
+    pub fn remove_peer_v6(&self, subnet: Prefix<Ipv6Addr>) -> io::Result<()> {
+        self.peers_v6.delete(&key_of_v6(subnet))
     }
 
     /// What the programs count.

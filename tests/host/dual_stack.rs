@@ -11,7 +11,7 @@ use crate::kernel_backends::SOON;
 use crate::kernel_backends::families::{
     Node, config, connect, network, start, start_with, v6_subnet,
 };
-use crate::support::lab::{Lab, SubnetEnv, wait_until};
+use crate::support::lab::{Lab, Namespace, PLAIN_CARD, SubnetEnv, wait_until};
 use crate::support::overlay::local_store;
 use crate::support::status::Status;
 use crate::support::traffic::tcp_transfer;
@@ -39,10 +39,15 @@ struct Site {
 
 impl Site {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    fn start_with(arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let store = local_store(dir.path(), &config("udp"));
         let lab = lab();
-        let nodes = [0, 1].map(|host| start(&lab, dir.path(), host, &store));
+        let arguments = [&[store.as_str()], arguments].concat();
+        let nodes = [0, 1].map(|host| start_with(&lab, dir.path(), host, &arguments));
         let pods = [0, 1].map(|host| connect(&lab, host, &nodes[host]));
         lab.connect_pods([&nodes[0].lease, &nodes[1].lease]);
         let site = Self { dir, lab, store, nodes, pods };
@@ -197,6 +202,75 @@ fn a_node_without_ipv6_gets_ipv4_and_its_ipv6_is_answered() {
     let pods = [pod, connect(&lab, 1, &nodes[1])];
     let site = Site { dir, lab, store, nodes, pods };
     site.wait_for_both();
+}
+
+/// Packets of IPv6 that the kernel's programs of a host took, sent and received, where nobody sends
+/// any of IPv4; and those that its workers sent.
+fn carried(site: &Site, host: usize) -> [u64; 3] {
+    let status = site.status(host);
+    let count = |pointer| status.pointer(pointer).and_then(serde_json::Value::as_u64);
+    ["/fast_path/packets_sent", "/fast_path/packets_received", "/egress/packets_forwarded"]
+        .map(|pointer| count(pointer).expect("the status counts them"))
+}
+
+#[test]
+fn the_kernels_programs_carry_both_families() {
+    const BYTES: u64 = 16 << 20;
+    // The packets that these are, if all are full; workers answer the echoes that measure paths.
+    const PACKETS: u64 = BYTES / 1472;
+    const BY_WORKERS_MAX: u64 = 200;
+    let site = Site::start_with(&["--fast-path=on"]);
+    let Site { lab, pods, .. } = &site;
+    let [near, far] = &lab.pods;
+    let pod: Ipv6Addr = pods[1].parse().unwrap();
+    let is_on = |host| site.status(host).pointer("/fast_path/peers") == Some(&1.into());
+    wait_until(SOON, "the programs run", || {
+        site.wait_for_both();
+        is_on(0) && is_on(1)
+    });
+    // On a busy machine they may not take packets for a moment, and workers do.
+    let by_workers = || {
+        let before = [0, 1].map(|host| carried(&site, host));
+        for (bytes, is_back) in [(0, false), (56, true), (1000, false), (1424, true)] {
+            wait_for_ping(lab, usize::from(is_back), &pods[usize::from(!is_back)], bytes);
+        }
+        tcp_transfer(near, far, pod, BYTES, false);
+        tcp_transfer(near, far, pod, BYTES, true);
+        let after = [0, 1].map(|host| carried(&site, host));
+        let of = |host: usize, what: usize| after[host][what] - before[host][what];
+        for (host, what) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let count = of(host, what);
+            assert!(count > PACKETS / 2, "host {host}: {count} packets, way {what}, by programs");
+        }
+        of(0, 2) + of(1, 2)
+    };
+    wait_until(SOON, "ordinary packets of IPv6 never meet a worker", || {
+        by_workers() < BY_WORKERS_MAX
+    });
+    wait_for_words(lab, &["-Mdo", "-s1430", &pods[1]], &["mtu", "1472"]);
+    wait_for_words(lab, &["-t2", &pods[1]], &["From fd00:5:", "Time exceeded: Hop limit"]);
+    // In fragments, by workers.
+    wait_for_words(lab, &["-Mdont", "-s4000", &pods[1]], &[" 1 received"]);
+
+    // A card that delivers packets one by one: a pair of devices merges them.
+    for host in &lab.hosts {
+        host.exec(&[&["ethtool", "-K", "wire0"], &PLAIN_CARD[..]].concat());
+    }
+    let has_pair = |host: &Namespace| host.succeeds(&["ip", "link", "show", "flannel0-gro0"]);
+    wait_until(SOON, "the receiver makes a pair that merges", || {
+        tcp_transfer(near, far, pod, BYTES / 8, false);
+        has_pair(&lab.hosts[1])
+    });
+    let received = |namespace: &Namespace| -> u64 {
+        let text = namespace.exec(&["cat", "/sys/class/net/eth0/statistics/rx_packets"]);
+        text.trim().parse().unwrap()
+    };
+    let before = (received(far), carried(&site, 1)[1]);
+    tcp_transfer(near, far, pod, BYTES, false);
+    let packets = received(far) - before.0;
+    let taken = carried(&site, 1)[1] - before.1;
+    assert!(taken > PACKETS / 2, "workers had the packets: {taken}");
+    assert!(packets < taken / 2, "{taken} packets came to the pod in {packets}: none is merged");
 }
 
 /// The device is kept, and with it whatever an earlier weftd had set on it.

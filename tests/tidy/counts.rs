@@ -10,14 +10,14 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6345, 64704),
+    ("backend", 6369, 65123),
     ("bin", 15, 144),
     ("config", 1766, 18215),
     ("daemon", 3643, 37616),
     ("control", 5834, 58902),
-    ("device", 482, 5189),
+    ("device", 485, 5224),
     ("engine", 1846, 17249),
-    ("fast_path", 571, 5164),
+    ("fast_path", 741, 6759),
     ("forward", 758, 7153),
     ("host", 2966, 31762),
     ("netfilter", 1253, 12591),

@@ -11,7 +11,7 @@ mod placement;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -87,6 +87,8 @@ const PACKET_BYTES_MAX: u16 = 15_000;
 pub(super) struct Inputs {
     pub(super) owner: Owner,
     pub(super) subnet: Prefix,
+    /// If it has one, and the kernel's programs can carry that family.
+    pub(super) subnet_v6: Option<Prefix<Ipv6Addr>>,
     pub(super) routes: Published,
     /// Changes when another table was published.
     pub(super) tables: watch::Receiver<()>,
@@ -263,6 +265,10 @@ impl KernelPlane {
         if masks.len() > LENGTHS_MAX {
             return Err(Obstacle::Lengths);
         }
+        let masks_v6 = table.peers().iter().filter_map(|peer| Some(peer.subnet_v6?.mask()));
+        let masks_v6: BTreeSet<_> = masks_v6.collect();
+        // Of more than the programs know, IPv6 is the workers'.
+        let subnet_v6 = self.inputs.subnet_v6.filter(|_| masks_v6.len() <= LENGTHS_MAX);
         let maps = &fast_path.maps;
         let mut settings = Settings {
             until_ns: 0,
@@ -276,6 +282,8 @@ impl KernelPlane {
             hardware_address: mac.0,
             tun_device: ground.tun_device,
             gro_device: 0,
+            subnet_v6,
+            masks_v6: masks_v6.into_iter().rev().collect(),
         };
         if self.published.is_none() {
             // The program behind the pair goes by them as soon as it is there.

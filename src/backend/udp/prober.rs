@@ -41,8 +41,8 @@ const TTL_BEYOND: u8 = 3;
 /// Of so many echoes that measure an answer still counts: at 300 a second, beyond any wait for it.
 const OPEN_MAX: u16 = 4096;
 
-/// Peers whose paths can't be measured, so that datagrams to them must be allowed to be fragmented;
-/// `None` if nobody's can.
+/// Peers whose paths can't be measured, or are too narrow for IPv6, so that datagrams to them must
+/// be allowed to be fragmented; `None` if nobody's can be measured.
 pub(super) type Unmeasured = Option<BTreeSet<SocketAddrV4>>;
 
 /// The measuring of one daemon's paths.
@@ -88,14 +88,14 @@ impl Prober {
         }
     }
 
-    /// Whether the path to a peer takes less than a packet of IPv6 may always have (RFC 8200,
-    /// section 5): those go without Don't Fragment.
-    fn has_path_below_ipv6(&self, table: &Table) -> bool {
-        let is_below = |peer: &Arc<Peer>| {
+    /// The peers whose paths take less than a packet of IPv6 may always have (RFC 8200, section 5):
+    /// those go without Don't Fragment.
+    fn below_ipv6(&self, table: &Table) -> BTreeSet<SocketAddrV4> {
+        let is_below = |peer: &&Arc<Peer>| {
             let limit = peer.subnet_v6.and_then(|_| self.limits.get(&peer.subnet));
             limit.is_some_and(|bytes| *bytes < IPV6_MTU_BYTES_MIN)
         };
-        table.peers().iter().any(is_below)
+        table.peers().iter().filter(is_below).map(|peer| peer.address).collect()
     }
 
     /// Measures until `limits` have changed. Cancel-safe: waiting is all that it does in
@@ -109,9 +109,9 @@ impl Prober {
         loop {
             // With Don't Fragment, a narrow path that can't be measured would go unnoticed.
             let is_measuring = self.health.echoes.is_some();
-            let always_fragmenting = !is_measuring
-                || self.paths.mute().next().is_some()
-                || self.has_path_below_ipv6(&routes.table.load());
+            let below_ipv6 = self.below_ipv6(&routes.table.load());
+            let always_fragmenting =
+                !is_measuring || self.paths.mute().next().is_some() || !below_ipv6.is_empty();
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
             }
@@ -120,7 +120,7 @@ impl Prober {
                 let now = Instant::now();
                 let is_away =
                     |peer: SocketAddrV4| self.health.machine.has_no_daemon(*peer.ip(), now);
-                let unknown = self.paths.unknown(is_away, now).collect();
+                let unknown = self.paths.unknown(is_away, now).chain(below_ipv6).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
             }
             let suspects = self.health.in_question(Instant::now());

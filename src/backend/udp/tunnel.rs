@@ -21,7 +21,7 @@ use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
-use crate::device::{Tun, TunnelSocket};
+use crate::device::{Tun, TunnelSocket, kernel};
 use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
 use crate::forward::Leased;
@@ -145,9 +145,11 @@ impl Tunnel {
 
     /// What the kernel's programs go by.
     pub(super) fn kernel_inputs(&self, tables: watch::Receiver<()>) -> Inputs {
+        let leased_v6 = self.orders.leased_v6.filter(|_| kernel::uncovers_ipv6(&kernel::release()));
         Inputs {
             owner: self.orders.owner,
             subnet: self.orders.subnet,
+            subnet_v6: leased_v6.map(|leased| leased.subnet),
             routes: self.orders.routes.clone(),
             tables,
             ground: self.ground.subscribe(),

@@ -24,13 +24,16 @@ use crate::support::bpf::compile;
 use crate::support::pace::{Stopwatch, by_effort};
 use crate::support::packet::{ipv4, seal};
 
-const PORT: u16 = 8285;
+pub(super) const PORT: u16 = 8285;
 const MTU_BYTES: u16 = 1472;
 const SUBNET: &str = "10.5.1.0/24";
 const TUN: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
-const UNDERLAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub(super) const UNDERLAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const LINK_BYTES: usize = 14;
-const OUTER_BYTES: usize = 28;
+pub(super) const OUTER_BYTES: usize = 28;
+
+const IPV4: [u8; 2] = [8, 0];
+pub(super) const IPV6: [u8; 2] = [0x86, 0xdd];
 
 /// Hardware addresses.
 const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -42,7 +45,7 @@ const LEFT_ALONE: u32 = u32::MAX;
 
 /// How a peer is published: its lease, its address, whether the programs may send to it and receive
 /// from it.
-const PEERS: [(&str, [u8; 4], bool, bool); 6] = [
+pub(super) const PEERS: [(&str, [u8; 4], bool, bool); 6] = [
     ("10.5.2.0/24", [192, 0, 2, 2], true, true),
     ("10.5.16.0/20", [192, 0, 2, 3], true, true),
     // Inside the lease before: the longest prefix counts.
@@ -52,6 +55,13 @@ const PEERS: [(&str, [u8; 4], bool, bool); 6] = [
     ("10.5.5.0/24", [192, 0, 2, 6], false, true),
     ("10.5.6.0/24", [192, 0, 2, 7], true, false),
 ];
+
+/// This host's IPv6 subnet.
+pub(super) const SUBNET_V6: &str = "fd00:5:0:1::/64";
+
+/// The peers' in the order of [`PEERS`]; the last two take no IPv6.
+pub(super) const PEERS_V6: [&str; 4] =
+    ["fd00:5:0:2::/64", "fd00:5:0:10::/60", "fd00:5:0:11::/64", "fd00:5:0:12::/64"];
 
 /// For programs that stop at `until_ns`.
 fn settings(until_ns: u64) -> Settings {
@@ -68,24 +78,29 @@ fn settings(until_ns: u64) -> Settings {
         hardware_address: OWN,
         tun_device: 1,
         gro_device: 0,
+        subnet_v6: SUBNET_V6.parse().ok(),
+        masks_v6: vec![u128::MAX << 64, u128::MAX << 68],
     }
 }
 
-struct Bench {
-    local: Local,
-    table: Table,
-    out: OwnedFd,
-    inward: OwnedFd,
-    maps: Maps,
-    rng: Rng,
+pub(super) struct Bench {
+    pub(super) local: Local,
+    pub(super) table: Table,
+    pub(super) out: OwnedFd,
+    pub(super) inward: OwnedFd,
+    pub(super) maps: Maps,
+    pub(super) rng: Rng,
 }
 
 impl Bench {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         let prefix = |text: &str| text.parse::<Prefix>().unwrap();
         let local = Local {
             v4: Leased { network: prefix("10.5.0.0/16"), subnet: prefix(SUBNET) },
-            v6: None,
+            v6: Some(Leased {
+                network: "fd00:5::/48".parse().unwrap(),
+                subnet: SUBNET_V6.parse().unwrap(),
+            }),
             underlay: SocketAddrV4::new(UNDERLAY, PORT),
             mtu_bytes: MTU_BYTES,
             // What the programs take must pass the stricter check, too.
@@ -98,8 +113,12 @@ impl Bench {
             let next_hop = is_sent_to.then_some(NEIGHBOUR);
             let entry = PeerEntry { address, number, next_hop, is_received_from };
             maps.set_peer(subnet, entry).unwrap();
+            let subnet_v6 = PEERS_V6.get(number as usize).map(|text| text.parse().unwrap());
+            if let Some(subnet_v6) = subnet_v6 {
+                maps.set_peer_v6(subnet_v6, entry).unwrap();
+            }
             let address = SocketAddrV4::new(address, PORT);
-            peers.push(Arc::new(Peer::new(subnet, address)));
+            peers.push(Arc::new(Peer { subnet_v6, ..Peer::new(subnet, address) }));
         }
         maps.publish(&settings(u64::MAX)).unwrap();
         let out = maps.load("weft_out", &compile(LINK_BYTES).out).unwrap();
@@ -110,13 +129,27 @@ impl Bench {
 
     /// The frame behind its link header as a program left it, if it took it.
     fn run(&self, program: &OwnedFd, packet: &[u8]) -> Option<Vec<u8>> {
+        self.run_as(IPV4, program, packet)
+    }
+
+    /// The same of a frame with this EtherType.
+    pub(super) fn run_as(
+        &self,
+        kind: [u8; 2],
+        program: &OwnedFd,
+        packet: &[u8],
+    ) -> Option<Vec<u8>> {
         let mut frame = vec![0; LINK_BYTES];
-        frame[12] = 8; // IPv4
+        frame[12..].copy_from_slice(&kind);
         frame.extend(packet);
         let room = frame.len() + OUTER_BYTES;
         let (result, mut output) = test_run(program.as_fd(), &frame, room);
         match result {
-            TAKEN => Some(output.split_off(LINK_BYTES)),
+            TAKEN => {
+                let kind = if output[LINK_BYTES] >> 4 == 6 { IPV6 } else { IPV4 };
+                assert_eq!(output[12..14], kind, "the next device takes it for something else");
+                Some(output.split_off(LINK_BYTES))
+            }
             LEFT_ALONE => {
                 assert_eq!(output, frame, "a packet that is left alone was changed");
                 None

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::backend::status::Taken;
@@ -16,12 +16,13 @@ use super::hops::Hops;
 #[derive(Debug)]
 pub(super) struct Entries {
     published: BTreeMap<Prefix, PeerEntry>,
+    published_v6: BTreeMap<Prefix<Ipv6Addr>, PeerEntry>,
     taken: Arc<Taken>,
 }
 
 impl Entries {
     pub(super) fn new(taken: Arc<Taken>) -> Self {
-        Self { published: BTreeMap::new(), taken }
+        Self { published: BTreeMap::new(), published_v6: BTreeMap::new(), taken }
     }
 
     /// How many peers the programs send to.
@@ -43,7 +44,7 @@ impl Entries {
         self.taken.reuse(|subnet, peer| {
             self.published.get(&subnet).is_some_and(|entry| entry.address == *peer.ip())
         });
-        let mut wanted = BTreeMap::new();
+        let (mut wanted, mut wanted_v6) = (BTreeMap::new(), BTreeMap::new());
         for peer in table.peers() {
             let hop = hops.get(peer.address.ip()).copied().flatten();
             let hop = hop.filter(|(device, _)| *device == settings.underlay_device);
@@ -52,20 +53,16 @@ impl Entries {
                 entry.next_hop = hop.and_then(|(_, hop)| Some(neighbours.get(&hop)?.0));
             }
             wanted.insert(peer.subnet, entry);
-        }
-        let gone: Vec<_> =
-            self.published.keys().filter(|subnet| !wanted.contains_key(subnet)).copied().collect();
-        for subnet in gone {
-            maps.remove_peer(subnet)?;
-            self.published.remove(&subnet);
-        }
-        for (subnet, entry) in wanted {
-            if self.published.get(&subnet) != Some(&entry) {
-                maps.set_peer(subnet, entry)?;
-                self.published.insert(subnet, entry);
+            if let Some(subnet_v6) = peer.subnet_v6.filter(|_| settings.subnet_v6.is_some()) {
+                wanted_v6.insert(subnet_v6, entry);
             }
         }
-        Ok(())
+        let remove = |subnet| maps.remove_peer(subnet);
+        let set = |subnet, entry| maps.set_peer(subnet, entry);
+        bring(&mut self.published, wanted, remove, set)?;
+        let remove = |subnet| maps.remove_peer_v6(subnet);
+        let set = |subnet, entry| maps.set_peer_v6(subnet, entry);
+        bring(&mut self.published_v6, wanted_v6, remove, set)
     }
 
     /// A peer that is reached in another way is in the maps as well, for the sake of the longest
@@ -81,4 +78,25 @@ impl Entries {
             is_received_from: is_reached && number.is_some() && !is_ours,
         }
     }
+}
+
+/// Makes a map hold what is `wanted`, as far as it was `published` otherwise.
+fn bring<K: Ord + Copy>(
+    published: &mut BTreeMap<K, PeerEntry>,
+    wanted: BTreeMap<K, PeerEntry>,
+    remove: impl Fn(K) -> io::Result<()>,
+    set: impl Fn(K, PeerEntry) -> io::Result<()>,
+) -> io::Result<()> {
+    let gone = published.keys().filter(|key| !wanted.contains_key(key));
+    for key in gone.copied().collect::<Vec<_>>() {
+        remove(key)?;
+        published.remove(&key);
+    }
+    for (key, entry) in wanted {
+        if published.get(&key) != Some(&entry) {
+            set(key, entry)?;
+            published.insert(key, entry);
+        }
+    }
+    Ok(())
 }
