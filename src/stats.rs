@@ -135,7 +135,7 @@ drop_reasons! {
     /// The inner source is leased to another peer than the one that sent it.
     /// Look at: the peer: address translation, two addresses, or a forger
     SourceNotPeerLease = "src-not-peer-lease",
-    /// No lease holds the inner source, which `--peer-check=strict` asks for.
+    /// No lease holds the inner source, which of IPv6 and with `--peer-check=strict` one must.
     /// Look at: a node that is new, if it stops within seconds; else who sends from there?
     SourceNotLeased = "src-not-leased",
     /// The datagram came from another port than the tunnel's and those that weft's workers have,

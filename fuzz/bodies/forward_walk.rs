@@ -211,7 +211,7 @@ impl Walk {
         let context = Context { local, table, stats, icmp_limit, now_ns: self.now_ns };
         let mut taken = self.ingress.process(&context, &mut self.arena, batch);
         while taken.is_err() {
-            self.written += written(&mut self.ingress, &self.local, &mut self.arena);
+            self.written += written(&mut self.ingress, &self.local, &self.table, &mut self.arena);
             taken = self.ingress.resume(&context, &mut self.arena);
         }
     }
@@ -219,7 +219,7 @@ impl Walk {
     /// Carries out both plans, and checks that no packet is without an outcome.
     fn end_batch(&mut self) {
         self.sent += sent(&mut self.egress, &self.table, &self.arena);
-        self.written += written(&mut self.ingress, &self.local, &mut self.arena);
+        self.written += written(&mut self.ingress, &self.local, &self.table, &mut self.arena);
         for replies in [&mut self.egress.replies, &mut self.ingress.replies] {
             for (_, bytes) in replies.iter() {
                 whole(bytes);
@@ -260,7 +260,7 @@ fn sent(egress: &mut Egress, table: &Table, arena: &[u8]) -> u64 {
 }
 
 /// Carries out the ingress plan; every packet is for this host's own subnet.
-fn written(ingress: &mut Ingress, local: &Local, arena: &mut [u8]) -> u64 {
+fn written(ingress: &mut Ingress, local: &Local, table: &Table, arena: &mut [u8]) -> u64 {
     let plan = &mut ingress.coalescer;
     plan.finish(arena);
     let mut packets = 0;
@@ -269,6 +269,8 @@ fn written(ingress: &mut Ingress, local: &Local, arena: &mut [u8]) -> u64 {
             let (source, destination) = whole(&arena[span.range()]);
             assert!(is_ours(local, destination), "{destination} got in");
             assert!(!is_ours(local, source), "{source} got in");
+            let is_leased = source.is_ipv4() || table.owner(source).is_some();
+            assert!(is_leased, "{source} got in, which is nobody's");
             packets += 1;
         }
     }

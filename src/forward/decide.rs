@@ -251,10 +251,16 @@ fn addresses<A: Routed>(
 /// With the strict check a source must be leased, and its owner send from its public address and
 /// the tunnel's port: a pod's datagram that the host masquerades comes from a peer's address, but
 /// seldom from that port.
+///
+/// Of IPv6 a source must always be leased: all senders are weft's, and the kernel, which drops what
+/// comes from outside with an IPv4 address of this host, lets IPv6's in (`__fib_validate_source`,
+/// net/ipv4/fib_frontend.c, has no counterpart). Before any lease is known none is, and a restart
+/// must lose no packet.
 fn owns<A: Routed>(host: Host<'_, A>, sender: SocketAddrV4, source: A) -> Result<(), DropReason> {
     let Host { local, table, .. } = host;
     let Some(owner) = table.lookup(source) else {
-        return if local.is_strict { Err(DropReason::SourceNotLeased) } else { Ok(()) };
+        let is_refused = local.is_strict || A::VERSION == 6 && !table.is_provisional;
+        return if is_refused { Err(DropReason::SourceNotLeased) } else { Ok(()) };
     };
     let is_proven = owner.source_proven.load(Ordering::Relaxed);
     if owner.address.ip() != sender.ip() {
