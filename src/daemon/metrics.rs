@@ -212,6 +212,8 @@ impl Metrics {
         let is_up = status.dataplane_is_up == Some(true);
         let mtu_bytes = status.lease.as_ref().map_or(0, |lease| lease.mtu_bytes);
         self.row("flannel_dataplane_up", is_up, "Whether packets can flow.");
+        let is_hindered = status.dataplane_wrong.is_some();
+        self.row("flannel_dataplane_hindered", is_hindered, "Whether something is wrong with it.");
         self.row("flannel_mtu_bytes", mtu_bytes, "The overlay's MTU.");
         let help = "Peers by what is known of them.";
         self.each("flannel_peers_by_state", "state", help, &status.peer_states);

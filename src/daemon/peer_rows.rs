@@ -20,6 +20,10 @@ use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
 const NOT_SET_UP: &str = "the kernel or the backend's command does not take what leads there, or \
                           another program removes it again and again: weftd's log says which";
 
+/// Of a lease that udp has no use for.
+const WITHOUT_IPV4: &str = "its lease has no subnet of the IPv4 network, or no PublicIP, and udp \
+                            reaches hosts by IPv4 alone";
+
 /// Subnets that are listed of leases that name one address: for the usual causes two.
 const SHARED_SHOWN_MAX: usize = 4;
 
@@ -159,8 +163,13 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
     let other = &lease.attributes.backend_type;
     let (state, why) = match other.is(kind) {
         true => {
-            let is_known = kind.carried_by() != CarriedBy::Workers;
-            (PeerState::NotSetUp, is_known.then(|| NOT_SET_UP.to_owned()))
+            let why = match (kind.carried_by(), lease.subnets.v4().zip(lease.attributes.public_ip))
+            {
+                (CarriedBy::Workers, None) => Some(WITHOUT_IPV4),
+                (CarriedBy::Workers, Some(_)) => None,
+                _ => Some(NOT_SET_UP),
+            };
+            (PeerState::NotSetUp, why.map(str::to_owned))
         }
         false => {
             let why = format!(
@@ -239,5 +248,24 @@ mod tests {
         let many: Vec<_> = many.iter().map(|subnet| (subnet.as_str(), 1, one)).collect();
         let why = rows(&many, BackendKind::Udp)[5].why.clone().unwrap();
         assert!(why.contains("10.5.4.0/24") && !why.contains("10.5.5.0/24"), "{why}");
+    }
+
+    #[test]
+    fn a_lease_that_udp_has_no_use_for_says_so() {
+        let lease = |subnets: &str, public_ip| {
+            let subnets: Prefixes = subnets.parse().unwrap();
+            let attributes = LeaseAttributes::at(BackendKind::Udp, public_ip, None);
+            Lease { key: subnets.key(), ..Lease::reservation(subnets, attributes) }
+        };
+        let public_ip = Some(Ipv4Addr::new(192, 0, 2, 9));
+        for (subnets, public_ip, is_told) in [
+            ("fd00:5:0:9::/64", public_ip, true),
+            ("10.5.9.0/24,fd00:5:0:9::/64", None, true),
+            ("10.5.9.0/24,fd00:5:0:9::/64", public_ip, false),
+        ] {
+            let row = bare(&lease(subnets, public_ip), &Names::default(), BackendKind::Udp);
+            assert_eq!(row.state, PeerState::NotSetUp);
+            assert_eq!(row.why.is_some(), is_told, "{subnets}: {:?}", row.why);
+        }
     }
 }

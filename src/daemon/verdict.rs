@@ -163,10 +163,10 @@ fn unused(status: &Status) -> Option<String> {
         others => format!(", and {others} more (`weft log`)"),
     };
     Some(format!(
-        "an entry of the store is no usable lease, and nothing is sent to its node: \
-         {example}{others}; correct it, or delete it if no node has it, for one that does ends. Of \
-         another network, it may be that of a node with a newer or an older network configuration \
-         than this one: restart weftd where it is the older"
+        "an entry of the store is no usable lease, or its part of one family is not, and nothing \
+         is sent by it: {example}{others}; correct it, or delete it if no node has it, for one \
+         that does ends. Of another network, it may be that of a node with a newer or an older \
+         network configuration than this one: restart weftd where it is the older"
     ))
 }
 

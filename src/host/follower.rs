@@ -140,7 +140,8 @@ impl HostFollower {
         self.v6_away_since.filter(|since| since.elapsed() >= AWAY)?;
         Some(format!(
             "{} has lost its IPv6 address {}, to which peers send, or it must not be used any \
-             more: give it back, or restart weftd to have it take another",
+             more: give it back, or the interface another one, which is taken unless \
+             --follow-address=false",
             external.name, v6.address
         ))
     }

@@ -244,7 +244,7 @@ fn the_kernels_programs_carry_both_families() {
         }
         of(0, 2) + of(1, 2)
     };
-    wait_until(SOON, "ordinary packets of IPv6 never meet a worker", || {
+    wait_until(4 * SOON, "ordinary packets of IPv6 never meet a worker", || {
         by_workers() < BY_WORKERS_MAX
     });
     wait_for_words(lab, &["-Mdo", "-s1430", &pods[1]], &["mtu", "1472"]);
@@ -257,8 +257,8 @@ fn the_kernels_programs_carry_both_families() {
         host.exec(&[&["ethtool", "-K", "wire0"], &PLAIN_CARD[..]].concat());
     }
     let has_pair = |host: &Namespace| host.succeeds(&["ip", "link", "show", "flannel0-gro0"]);
-    wait_until(SOON, "the receiver makes a pair that merges", || {
-        tcp_transfer(near, far, pod, BYTES / 8, false);
+    wait_until(4 * SOON, "the receiver makes a pair that merges", || {
+        tcp_transfer(near, far, pod, BYTES / 4, false);
         has_pair(&lab.hosts[1])
     });
     let received = |namespace: &Namespace| -> u64 {

@@ -224,6 +224,7 @@ fn metrics_are_as_prometheus_wants_them() {
         info.as_str(),
         "flannel_ready 1",
         "flannel_dataplane_up 1",
+        "flannel_dataplane_hindered 0",
         "flannel_mtu_bytes 1472",
         "flannel_peers_by_state{state=\"idle\"} 1",
         "flannel_fast_path_off{why=\"switched-off\"} 1",
