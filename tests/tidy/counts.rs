@@ -19,7 +19,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1846, 17249),
     ("fast_path", 571, 5164),
     ("forward", 758, 7153),
-    ("host", 2966, 31762),
+    ("host", 2971, 31834),
     ("netfilter", 1253, 12591),
     ("offload", 843, 7808),
     ("packet", 1006, 9954),
