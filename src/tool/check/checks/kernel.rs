@@ -11,7 +11,6 @@ use super::network::{bridges, external_name, strangers};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::host::netlink::policies::{Decision, Policy};
 use crate::route::Prefix;
-use crate::status::Lease;
 use crate::tool::explain::FORWARDS_NOTHING;
 
 /// Of a setting below `/proc/sys`.
@@ -25,7 +24,7 @@ fn is_on(facts: &Facts, path: &str, cure: &str) -> Checked {
 }
 
 pub(super) fn ip_forward(facts: &Facts) -> Checked {
-    let networks = facts.lease().and_then(Lease::networks);
+    let networks = facts.networks().ok();
     let has_v4 = networks.is_none_or(|it| it.v4().is_some());
     let has_v6 = networks.is_some_and(|it| it.v6().is_some());
     let cure = "sysctl -w net.ipv4.ip_forward=1, and the same in /etc/sysctl.d.";

@@ -3,8 +3,8 @@
 use std::net::Ipv6Addr;
 
 use super::{
-    Address, BackendKind, CHECKS, Facts, Finding, Judged, Lease, LeaseIpv6, Link, Listing,
-    MacAddress, PeerWay, Wrong, host, judge, link, parse_iptables, said, vxlan, well,
+    Address, BackendKind, CHECKS, DaemonState, Facts, Finding, Judged, Lease, LeaseIpv6, Link,
+    Listing, MacAddress, PeerWay, Wrong, host, judge, link, parse_iptables, said, vxlan, well,
 };
 use crate::route::{Prefix, Prefixes};
 
@@ -59,7 +59,7 @@ fn without_ipv4() -> Facts {
 
 #[test]
 fn of_a_host_without_ipv4_that_of_ipv6_is_looked_at() {
-    let facts = without_ipv4();
+    let mut facts = without_ipv4();
     for (id, judge, _) in CHECKS {
         let finding: Finding = judge(&facts).into();
         assert!(matches!(finding.verdict, Judged::Ok | Judged::Skipped), "{id}: {finding:?}");
@@ -82,6 +82,9 @@ fn of_a_host_without_ipv4_that_of_ipv6_is_looked_at() {
     let finding = judge("device-forwarding", &facts);
     assert_eq!(finding.verdict, Judged::Skipped);
     assert!(finding.evidence.contains("ip-forward"), "{finding:?}");
+    // Before the next start, the subnet file knows.
+    facts.daemon.state = DaemonState::Absent;
+    assert_eq!(judge("ip-forward", &facts).verdict, Judged::Ok, "nothing here needs IPv4's");
 }
 
 /// Faults of what such a host has of IPv6.
