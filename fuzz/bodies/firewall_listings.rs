@@ -3,7 +3,8 @@
 //!
 //! The first byte chooses the program and what is wanted. What weftd then gives to
 //! `iptables-restore` is applied by a simple twin, and must leave nothing to repair or to remove.
-//! What it gives to `nft` must be about its own tables.
+//! What it gives to `nft` must be about its own tables. `weft check` reads the same for both
+//! families.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -14,6 +15,7 @@ use weft::netfilter::rules::{Family, Purpose, Rule, Wanted};
 use weft::netfilter::{iptables, nftables};
 use weft::route::Prefixes;
 use weft::status::TunnelEnd;
+use weft::tool::check::drops_all;
 
 type Chains = Vec<(Purpose, Vec<Rule>)>;
 
@@ -32,10 +34,23 @@ pub(crate) fn run(data: &[u8]) {
     let trigger = if is(4) { Trigger::Start } else { Trigger::Resync };
     let family = if is(5) { Family::V6 } else { Family::V4 };
     let text = String::from_utf8_lossy(rest);
+    families(&text);
     if is(0) {
         nft(&text, &wanted, family, trigger);
     } else {
         iptables(&text, &wanted.chains(family), trigger);
+    }
+}
+
+/// `weft check` takes no rule of a table of one family for one of the other.
+fn families(text: &str) {
+    let dropped = drops_all(text);
+    let may_be = |word| [word, "inet", "netdev"].iter().any(|it| text.contains(it));
+    // Behind a backslash there may be any letter.
+    if nftables::objects(text).is_ok() && !text.contains('\\') {
+        for (is_dropped, word) in dropped.into_iter().zip(["\"ip\"", "\"ip6\""]) {
+            assert!(!is_dropped || may_be(word), "by no table of its family: {word}");
+        }
     }
 }
 

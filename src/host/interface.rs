@@ -193,8 +193,8 @@ impl<'a> Search<'a> {
         self.notes.push(format!("Searching for interface using {address}"));
         let flag = if address.is_ipv4() { "--public-ip" } else { "--public-ipv6" };
         let no_owner = format!(
-            "error looking up interface {address}: no interface with given IP found; a {flag} \
-             that no interface owns (NAT) needs --iface as well"
+            "error looking up interface {address}: no interface with given IP found that is not \
+             deprecated; a {flag} that no interface owns (NAT) needs --iface as well"
         );
         let address = address.to_canonical();
         let link = self.useful_first().find(|link| match address {
@@ -315,9 +315,14 @@ impl<'a> Search<'a> {
                 true => "one of the link alone is not enough",
                 false => "both families go over one interface",
             };
+            let all = self.host.addresses_v6.iter();
+            let deprecated =
+                all.filter(|it| it.interface_index == link.id.index && it.is_deprecated);
+            let deprecated = deprecated.map(|it| format!("; {} is deprecated", it.address));
+            let deprecated: String = deprecated.collect();
             format!(
                 "failed to find IPv6 address for interface {name}: {why}, and a new address counts \
-                 once no other host has it"
+                 once no other host has it{deprecated}"
             )
         };
         let address = address.and_then(Ipv6Addr::of).or(preferred).ok_or_else(missing)?;

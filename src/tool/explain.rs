@@ -1,9 +1,10 @@
 //! `weft explain`: what this host does with a packet, by the rules of the dataplane itself and the
 //! peers that weftd knows now.
 
+mod family;
 mod kernel;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
@@ -15,13 +16,15 @@ use crate::host::state::KernelFamily;
 use crate::packet::ecn::Ecn;
 use crate::packet::header::Header;
 use crate::packet::icmp::ErrorKind;
-use crate::route::{self, Prefix, Routed, Table};
+use crate::route::{self, Prefix, Table};
 use crate::stats::DropReason;
-use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd, Via};
+use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
 use crate::tool::arguments::Question;
 use crate::tool::style::Style;
 
+pub(super) use self::family::ToldFamily;
 use self::kernel::{Answers, Asked, Outer};
+pub(super) use self::kernel::{FORWARDS_NOTHING, forwards_ipv6};
 
 /// Of a host that is no peer (RFC 5737).
 const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), UDP_PORT);
@@ -49,58 +52,6 @@ pub(super) struct Explained {
 
 /// The last step: the packet goes, or it ends here.
 type LastStep = Result<String, String>;
-
-/// A family of packets that are explained: what weftd tells of it.
-pub(super) trait ToldFamily: Routed + KernelFamily {
-    /// The overlay, and this host's part of it.
-    fn leased(lease: &Lease) -> Option<Leased<Self>>;
-
-    /// A peer's subnet.
-    fn subnet(peer: &Peer) -> Option<Prefix<Self>>;
-
-    /// Where its packets go.
-    fn via(peer: &Peer) -> Option<Via>;
-
-    /// The overlay's device.
-    fn device(status: &Status) -> Option<&str>;
-}
-
-impl ToldFamily for Ipv4Addr {
-    fn leased(lease: &Lease) -> Option<Leased<Self>> {
-        Some(Leased { network: lease.network?, subnet: lease.subnet? })
-    }
-
-    fn subnet(peer: &Peer) -> Option<Prefix> {
-        peer.subnet
-    }
-
-    fn via(peer: &Peer) -> Option<Via> {
-        Some(peer.via)
-    }
-
-    fn device(status: &Status) -> Option<&str> {
-        status.device.as_deref()
-    }
-}
-
-impl ToldFamily for Ipv6Addr {
-    fn leased(lease: &Lease) -> Option<Leased<Self>> {
-        let ipv6 = lease.ipv6?;
-        Some(Leased { network: ipv6.network, subnet: ipv6.subnet })
-    }
-
-    fn subnet(peer: &Peer) -> Option<Prefix<Self>> {
-        peer.ipv6_subnet
-    }
-
-    fn via(peer: &Peer) -> Option<Via> {
-        peer.ipv6_via
-    }
-
-    fn device(status: &Status) -> Option<&str> {
-        status.ipv6_device.as_deref().or(status.device.as_deref())
-    }
-}
 
 /// What weftd says of itself, as far as it matters here.
 struct ThisHost<'a, A: ToldFamily> {
@@ -155,7 +106,13 @@ fn explained<A: ToldFamily>(
     let last = host.explain(&question, ends, &mut steps);
     let mut leaves = last.is_ok();
     steps.extend(last.map_or_else(Some, Some));
-    if let Some(asked) = host.asked(ends, status).filter(|_| leaves) {
+    let asked = host.asked(ends, status).filter(|_| leaves);
+    let is_unasked = leaves && asked.is_none() && A::BITS == 128 && host.has_to_forward(ends);
+    if is_unasked && is_here && forwards_ipv6() == Some(false) {
+        leaves = false;
+        steps.push(format!("but {}", FORWARDS_NOTHING));
+    }
+    if let Some(asked) = asked {
         let elsewhere = || anyhow!("weftd is in another network namespace");
         let answers = if is_here { kernel::ask(&asked) } else { Err(elsewhere()) };
         let step = match answers {
@@ -273,6 +230,16 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
     fn explain(&self, question: &Question, ends: Ends<A>, steps: &mut Vec<String>) -> LastStep {
         let Ends { source, destination } = ends;
         let Leased { network, subnet } = self.lease;
+        let is_local = |end: A| !end.is_of_host() || A::BITS == 128 && end.is_of_link();
+        // What becomes of such a source, the workers have rules for.
+        let is_kernels = self.kind.carried_by() != CarriedBy::Workers;
+        if is_local(destination) || is_local(source) && is_kernels {
+            let end = if is_local(destination) { destination } else { source };
+            return Err(format!(
+                "{end} stands for something on one host or one link, or for many hosts: nobody \
+                 forwards what has it to another host, and no tunnel carries that"
+            ));
+        }
         match (subnet.contains(source), subnet.contains(destination)) {
             (true, true) => Ok(format!(
                 "both are in {subnet}, this host's subnet: its bridge carries it, weftd does not \
@@ -291,18 +258,27 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         }
     }
 
+    /// Whether the packet gets from one interface of this host to another: to pods or from them,
+    /// and not among them.
+    fn has_to_forward(&self, Ends { source, destination }: Ends<A>) -> bool {
+        let subnet = self.lease.subnet;
+        let is_own = self.is_own(source) || self.is_own(destination);
+        subnet.contains(source) != subnet.contains(destination) && !is_own
+    }
+
+    /// Whether it is the device's or the bridge's, for which nothing is forwarded.
+    fn is_own(&self, address: A) -> bool {
+        [self.lease.subnet.network(), self.lease.subnet.first_host()].contains(&address)
+    }
+
     /// What the kernel is to be asked about a packet from or to another host.
     fn asked<'b>(&self, ends: Ends<A>, status: &'b Status) -> Option<Asked<'b, A>> {
         let Ends { source, destination } = ends;
         let is_outward = self.lease.subnet.contains(source);
         let (near, far) = if is_outward { (source, destination) } else { (destination, source) };
         let subnet = self.lease.subnet;
-        // The device's and the bridge's are this host's own, and nothing is forwarded for them.
-        if near == subnet.network() || near == subnet.first_host() {
-            return None;
-        }
         // The routes of commands lead where these want.
-        if self.kind.carried_by() == CarriedBy::Others {
+        if self.is_own(near) || self.kind.carried_by() == CarriedBy::Others {
             return None;
         }
         let host = A::via(self.owner(far).filter(|_| subnet.contains(near))?)?.host();
@@ -499,181 +475,4 @@ fn packet<A: ToldFamily>(
 }
 
 #[cfg(test)]
-mod tests {
-    use rustix::io::Errno;
-
-    use super::*;
-    use crate::host::state::PathToHost;
-    use crate::status::{Backend, LeaseIpv6, Traffic};
-    use crate::tool::explain::kernel::tests::links;
-
-    fn status(kind: BackendKind) -> Status {
-        Status {
-            lease: Some(Lease {
-                network: "10.5.0.0/16".parse().ok(),
-                subnet: "10.5.1.0/24".parse().ok(),
-                public_ip: Some([192, 0, 2, 1].into()),
-                mtu_bytes: 1472,
-                ipv6: None,
-            }),
-            backend: Some(Backend { kind: Some(kind), done: None }),
-            ..Status::default()
-        }
-    }
-
-    fn peer(number: u8, via: &str, state: PeerState) -> Peer {
-        let subnet = format!("10.5.{number}.0/24").parse().unwrap();
-        Peer::new(subnet, None, serde_json::from_value(via.into()).unwrap(), state)
-    }
-
-    fn answered(
-        kind: BackendKind,
-        words: (&str, &str),
-        length_bytes: u16,
-        dont_fragment: bool,
-    ) -> (String, bool) {
-        let status = status(kind);
-        let peers = [
-            Peer {
-                path_mtu_bytes: Some(1372),
-                fast_path: Some(Traffic { packets_sent: 7, ..Traffic::default() }),
-                ..peer(2, "192.0.2.2:8285", PeerState::Ok)
-            },
-            peer(3, "192.0.2.3:8285", PeerState::Silent),
-            peer(4, "192.0.2.4", PeerState::OtherBackend),
-            peer(5, "192.0.2.5:8285", PeerState::Lossy),
-        ];
-        let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
-        let question = Question { source, destination, length_bytes, dont_fragment };
-        let answer = run(question, &status, &peers, false).unwrap();
-        (render(&answer, Style::PLAIN), answer.goes)
-    }
-
-    #[test]
-    fn each_way_and_each_end_is_told() {
-        const POD: &str = "10.5.1.9";
-        for (words, length_bytes, dont_fragment, expected, expected_goes) in [
-            ((POD, "10.5.2.7"), 84, true, "192.0.2.2:8285", true),
-            ((POD, "10.5.2.7"), 1400, true, "1372", false),
-            ((POD, "10.5.2.7"), 1400, false, "1372", true),
-            ((POD, "10.5.3.7"), 84, true, "SILENT", false),
-            ((POD, "10.5.5.7"), 84, true, "LOSSY", true),
-            ((POD, "10.5.4.7"), 84, true, "other-backend", false),
-            ((POD, "10.5.99.7"), 84, true, "no-route", false),
-            ((POD, "10.5.1.7"), 84, true, "bridge", true),
-            ((POD, "8.8.8.8"), 84, true, "outside 10.5.0.0/16", true),
-            (("10.5.2.7", POD), 84, true, "delivered", true),
-            (("10.5.99.7", POD), 84, true, "src-not-leased", true),
-            (("10.5.2.7", "10.5.3.7"), 84, true, "sender", false),
-            (("127.0.0.1", POD), 84, true, "src-martian", false),
-            (("10.5.2.7", "10.5.1.0"), 84, true, "delivered", true),
-        ] {
-            let (text, goes) = answered(BackendKind::Udp, words, length_bytes, dont_fragment);
-            assert!(text.contains(expected), "{words:?} {length_bytes}: {text}");
-            assert_eq!(goes, expected_goes, "{words:?} {length_bytes}: {text}");
-            assert!(text.contains("not considered: firewalls"), "{text}");
-        }
-        let (text, goes) = answered(BackendKind::Vxlan, (POD, "10.5.2.7"), 84, true);
-        assert!(text.contains("vxlan") && goes, "{text}");
-        for (words, expected) in [
-            ((POD, "10.5.2.7"), false),
-            (("10.5.2.7", POD), false),
-            ((POD, "10.5.1.7"), true),
-            ((POD, "8.8.8.8"), true),
-        ] {
-            let (text, goes) = answered(BackendKind::Alloc, words, 84, true);
-            assert_eq!(goes, expected, "weftd has no part in it: {text}");
-        }
-    }
-
-    #[test]
-    fn packets_of_ipv6_are_told_by_their_own_rules() {
-        const POD: &str = "fd00:5:0:1::9";
-        let with_v6 = |kind| {
-            let mut status = status(kind);
-            let (network, subnet) = ("fd00:5::/48", "fd00:5:0:1::/64");
-            let [network, subnet] = [network, subnet].map(|text| text.parse().unwrap());
-            status.lease.as_mut().unwrap().ipv6 =
-                Some(LeaseIpv6 { network, subnet, public_ip: None });
-            status
-        };
-        let peer = |number: u8, ipv6_via: Option<&str>| Peer {
-            ipv6_subnet: format!("fd00:5:0:{number}::/64").parse().ok(),
-            ipv6_via: ipv6_via.map(|via| serde_json::from_value(via.into()).unwrap()),
-            path_mtu_bytes: Some(1372),
-            ..peer(number, &format!("192.0.2.{number}:8285"), PeerState::Ok)
-        };
-        let told = |kind, peers: &[Peer], words: (&str, &str), length_bytes| {
-            let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
-            let question = Question { source, destination, length_bytes, dont_fragment: false };
-            let answer = run(question, &with_v6(kind), peers, false).unwrap();
-            (render(&answer, Style::PLAIN), answer.goes)
-        };
-        let peers = [peer(2, Some("192.0.2.2:8285")), peer(3, None)];
-        for (words, length_bytes, expected, expected_goes) in [
-            ((POD, "fd00:5:0:2::7"), 84, "192.0.2.2:8285", true),
-            // Nobody but its sender may fragment it.
-            ((POD, "fd00:5:0:2::7"), 1400, "1372", false),
-            // A node that takes none.
-            ((POD, "fd00:5:0:3::7"), 84, "family", false),
-            ((POD, "fd00:5:0:63::7"), 84, "no-route", false),
-            ((POD, "fd00:5:0:1::7"), 84, "bridge", true),
-            ((POD, "2001:db8::1"), 84, "outside fd00:5::/48", true),
-            (("fd00:5:0:2::7", POD), 84, "delivered", true),
-            (("::1", POD), 84, "src-martian", false),
-        ] {
-            let (text, goes) = told(BackendKind::Udp, &peers, words, length_bytes);
-            assert!(text.contains(expected), "{words:?} {length_bytes}: {text}");
-            assert_eq!(goes, expected_goes, "{words:?} {length_bytes}: {text}");
-        }
-        let vxlan = [peer(2, Some("fd99::2"))];
-        let (text, goes) = told(BackendKind::Vxlan, &vxlan, (POD, "fd00:5:0:2::7"), 84);
-        assert!(text.contains("of fd99::2") && goes, "{text}");
-        let mixed = Question {
-            source: POD.parse().unwrap(),
-            destination: "10.5.2.7".parse().unwrap(),
-            length_bytes: 84,
-            dont_fragment: false,
-        };
-        assert!(run(mixed, &with_v6(BackendKind::Udp), &peers, false).is_err());
-        let v6 = Question { destination: POD.parse().unwrap(), ..mixed };
-        let without = run(v6, &status(BackendKind::Udp), &peers, false);
-        assert!(without.is_err(), "the network has no such addresses");
-    }
-
-    /// It is asked as if they came by the pods' interface and by the peer's.
-    #[test]
-    fn pods_ways_are_asked_there_and_back() {
-        let status = Status { interface: Some("eth0".to_owned()), ..status(BackendKind::HostGw) };
-        let peers = [peer(2, "192.0.2.2", PeerState::Ok)];
-        let by = |interface_index: u32, gateway: Option<[u8; 4]>| {
-            let gateway = gateway.map(Into::into);
-            Ok(PathToHost { interface_index, preferred_source: None, gateway, is_plain: true })
-        };
-        let ways = |refused_outward: Option<bool>| {
-            asked_ways(Ipv4Addr::new(10, 5, 2, 7), &status, &peers, |asked| {
-                let across = match (refused_outward == Some(asked.is_outward), asked.is_outward) {
-                    (true, _) => Err(Errno::ACCESS.into()),
-                    (false, true) => by(1, Some([192, 0, 2, 2])),
-                    (false, false) => by(2, None),
-                };
-                let (near, comes_by, across) = (by(2, None), None, Some(across));
-                Ok(Answers { links: links(), near, comes_by, across, marked: vec![], outer: None })
-            })
-        };
-        assert_eq!(ways(None), PodsWays::Pass { unless: None });
-        assert!(matches!(ways(Some(true)), PodsWays::EndsThere(_)));
-        let PodsWays::EndsBack(why) = ways(Some(false)) else { panic!("it does not end") };
-        assert!(why.contains("prohibit") && why.contains("iif eth0"), "{why}");
-        let unasked =
-            asked_ways(Ipv4Addr::new(10, 5, 2, 7), &status, &peers, |_| anyhow::bail!("no"));
-        assert_eq!(unasked, PodsWays::Unknown);
-        // A bridge without an address.
-        let gone = asked_ways(Ipv4Addr::new(10, 5, 2, 7), &status, &peers, |_| {
-            let near = Err(Errno::NETUNREACH.into());
-            let links = links();
-            Ok(Answers { links, near, comes_by: None, across: None, marked: vec![], outer: None })
-        });
-        assert!(matches!(gone, PodsWays::NoPods(_)));
-    }
-}
+mod tests;

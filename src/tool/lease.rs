@@ -86,10 +86,13 @@ fn list(snapshot: &Snapshot) -> String {
 
 fn row(lease: &Lease) -> Vec<String> {
     let (kind, expires_unix) = kind_and_end(lease);
+    // A lease that names none is of udp, but udp has none without IPv4.
+    let backend = Some(&lease.attributes.backend_type);
+    let backend = backend.filter(|backend| lease.v4().is_some() || !backend.is_udp());
     vec![
         lease.subnets.to_string(),
         lease.attributes.node_address().to_string(),
-        lease.attributes.backend_type.to_string(),
+        backend.map_or_else(|| "-".to_owned(), ToString::to_string),
         kind.to_owned(),
         expires_unix.map_or_else(|| "-".to_owned(), format_rfc3339),
     ]

@@ -15,6 +15,20 @@ fn lease(store: &Path, words: &[&str]) -> (String, Option<i32>) {
     (String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned(), status.code())
 }
 
+/// Not even the backend that a lease means where it names none, for that needs IPv4.
+#[test]
+fn a_reservation_without_ipv4_names_no_backend() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48"}"#;
+    std::fs::write(directory.path().join("config"), config).expect("it is written");
+    let (answer, code) = lease(directory.path(), &["reserve", "fd00:5:0:7::/64", "fe80::1"]);
+    assert_eq!(code, Some(0), "{answer}");
+    let (list, _) = lease(directory.path(), &["list"]);
+    let row = list.lines().nth(1).unwrap_or_default();
+    let words: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(words, ["fd00:5:0:7::/64", "fe80::1", "-", "reservation", "-"], "{list}");
+}
+
 #[test]
 fn leases_are_listed_reserved_and_released_but_no_live_node_ends() {
     let mut overlay = Overlay::start_with(CONFIG, [&[], &[]]);

@@ -140,7 +140,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         &[
             &["arguments", "ask", "cni", "pcapng", "refusal", "style"],
             &["cleanup", "drops", "echo", "table"],
-            &["config", "explain/kernel", "lease", "peers"],
+            &["config", "explain/family", "explain/kernel", "lease", "peers"],
             &["explain", "ping/conclusions"],
             &["ping", "status"],
             &["cluster", "check/finding", "check/firewall", "check/read/arp"],

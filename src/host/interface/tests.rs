@@ -382,6 +382,13 @@ fn a_network_without_ipv4_goes_by_ipv6_alone() {
     // A node is not known by what is there before all other addresses, and on every link.
     host.addresses_v6.truncate(1);
     missed(&alone(), &host);
+    // The only other one is there, so that it would be no help to say that there is none.
+    let deprecated = Address { is_deprecated: true, ..host.addresses_v6[0] };
+    let address = "2001:db8::7".parse().unwrap();
+    host.addresses_v6.push(Address { address, ..deprecated });
+    let (text, _) = choose(&alone(), &host);
+    assert!(text.contains("2001:db8::7 is deprecated"), "{text}");
+    host.addresses_v6.truncate(1);
     let named = InterfaceOptions { interfaces: vec!["fe80::3".to_owned()], ..alone() };
     assert_eq!(chosen(&named, &host), "eth1 1500 fe80::3 fe80::3", "it was asked for");
 }

@@ -68,8 +68,8 @@ pub(super) const CHECKS: &[Check] = &[
         ways::filters,
         "no tc filter, shaper or XDP program of others may take packets",
     ),
-    ("firewall-output", kernel::firewall_output, "no rule drops what the tunnel sends"),
-    ("firewall-input", kernel::firewall_input, "no rule drops the tunnel's UDP port"),
+    ("firewall-output", kernel::firewall_output, "no rule drops what this host sends to others"),
+    ("firewall-input", kernel::firewall_input, "no rule drops what others send this host"),
     (
         "firewall-forward",
         kernel::firewall_forward,

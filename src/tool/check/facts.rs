@@ -1,7 +1,7 @@
 //! What `weft check` knows of a host, as plain values. Checks read it; only `read` fills it in.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use rustix::thread::CapabilitySet;
@@ -9,12 +9,13 @@ use rustix::thread::CapabilitySet;
 use crate::backend_kind::{BackendKind, UDP_PORT};
 use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
-use crate::host::listing::Listing;
+use crate::host::listing::{FamilyListing, Listing};
 use crate::host::netlink::policies::Policy;
 use crate::host::state::{Link, MacAddress, PathToHost, Route};
-use crate::route::{IpAddress, Prefix};
+use crate::route::{IpAddress, Prefix, Prefixes};
 use crate::status::{Lease, LeaseIpv4, Status, TunnelEnd};
 use crate::tool::arguments::CheckArguments;
+use crate::tool::explain::ToldFamily;
 
 use super::finding::Finding;
 use super::firewall::Chain;
@@ -31,8 +32,8 @@ pub(super) struct Facts {
     pub(super) io_uring_error: Option<String>,
     /// Links, addresses, and the routes that matter; nothing if the kernel did not tell.
     pub(super) host: Option<Listing>,
-    /// The ways to the peers and back; none without peers, or if the kernel did not tell.
-    pub(super) ways: Vec<PeerWay>,
+    pub(super) v4: FamilyFacts,
+    pub(super) v6: FamilyFacts<Ipv6Addr>,
     /// Routes of all tables into parts of this host's subnet.
     pub(super) own_routes: Vec<OwnRoute>,
     /// Who has the underlay's addresses on the external link; nothing if nobody could be asked.
@@ -43,12 +44,10 @@ pub(super) struct Facts {
     pub(super) filters: Vec<Filter>,
     /// Below `/proc/sys`, such as `net/ipv4/ip_forward`.
     pub(super) sysctls: BTreeMap<String, u64>,
+    pub(super) forwards_ipv6: Option<bool>,
     pub(super) udp_sockets: Option<Vec<UdpSocket>>,
     /// Programs of this network namespace that are named weftd or flanneld, the daemon aside.
     pub(super) others: Vec<OtherDaemon>,
-    pub(super) firewall: Option<Vec<Chain>>,
-    /// Why there is nothing in `firewall`, or nothing of nft's rules.
-    pub(super) firewall_error: String,
     pub(super) subnet_file: SubnetFacts,
     pub(super) directory: Option<Directory>,
     /// What each etcd endpoint that was asked for says, or what went wrong, behind its URL.
@@ -95,12 +94,46 @@ pub(super) struct ProcessFacts {
     pub(super) open_files_max: Option<u64>,
 }
 
+/// What is known of one family.
+#[derive(Debug)]
+pub(super) struct FamilyFacts<A: IpAddress = Ipv4Addr> {
+    /// The ways to the peers whose hosts are reached by it, and back; none without peers, or if the
+    /// kernel did not tell.
+    pub(super) ways: Vec<PeerWay<A>>,
+    /// The firewall's rules, as its packets meet them; nothing if they could not be read.
+    pub(super) firewall: Option<Vec<Chain<A>>>,
+    /// What of the rules could not be read, and why.
+    pub(super) unread: Option<String>,
+}
+
+impl<A: IpAddress> Default for FamilyFacts<A> {
+    fn default() -> Self {
+        Self { ways: Vec::new(), firewall: None, unread: None }
+    }
+}
+
+impl<A: IpAddress> FamilyFacts<A> {
+    /// The firewall's rules, or why they can't be looked at.
+    pub(super) fn chains(&self) -> Result<&[Chain<A>], Finding> {
+        let unread = || self.unread.as_deref().unwrap_or("nobody read its rules").into();
+        self.firewall.as_deref().ok_or_else(unread)
+    }
+
+    /// That no rule drops this, as far as the rules could be read.
+    pub(super) fn nothing_drops(&self, what: &str) -> String {
+        match &self.unread {
+            None => format!("nothing surely drops {what}"),
+            Some(unread) => format!("of what could be read nothing surely drops {what}; {unread}"),
+        }
+    }
+}
+
 /// The way to a peer's host and back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PeerWay {
-    pub(super) host: Ipv4Addr,
+pub(super) struct PeerWay<A: IpAddress = Ipv4Addr> {
+    pub(super) host: A,
     /// What it has leased.
-    pub(super) subnet: Prefix,
+    pub(super) subnet: Prefix<A>,
     /// Why the kernel refuses what the tunnel, or the peer's route, sends.
     pub(super) to_refused: Option<String>,
     /// The same for what comes from there, if that is by the external interface.
@@ -183,6 +216,46 @@ pub(super) struct Directory {
     pub(super) free_files: Option<u64>,
 }
 
+/// A family, by what is known of it.
+pub(super) trait CheckedFamily: ToldFamily {
+    /// What is known of it.
+    fn facts(facts: &Facts) -> &FamilyFacts<Self>;
+
+    /// Its addresses and routes.
+    fn listed(host: &Listing) -> FamilyListing<'_, Self>;
+
+    /// The address from which this host sends to others, by weftd.
+    fn said_address(facts: &Facts) -> Option<Self>;
+}
+
+impl CheckedFamily for Ipv4Addr {
+    fn facts(facts: &Facts) -> &FamilyFacts {
+        &facts.v4
+    }
+
+    fn listed(host: &Listing) -> FamilyListing<'_> {
+        host.v4()
+    }
+
+    fn said_address(facts: &Facts) -> Option<Self> {
+        facts.tunnel_address().or_else(|| facts.lease()?.public_ip)
+    }
+}
+
+impl CheckedFamily for Ipv6Addr {
+    fn facts(facts: &Facts) -> &FamilyFacts<Self> {
+        &facts.v6
+    }
+
+    fn listed(host: &Listing) -> FamilyListing<'_, Self> {
+        host.v6()
+    }
+
+    fn said_address(facts: &Facts) -> Option<Self> {
+        facts.lease()?.ipv6?.public_ip
+    }
+}
+
 /// Why IPv4 is not looked at.
 const NO_IPV4: &str = "the network has no IPv4";
 
@@ -216,31 +289,25 @@ impl Facts {
         self.host.as_ref().ok_or_else(missing)
     }
 
-    /// The firewall's rules, or why they can't be looked at.
-    pub(super) fn firewall(&self) -> Result<&[Chain], Finding> {
-        self.firewall.as_deref().ok_or_else(|| self.firewall_error.as_str().into())
-    }
-
     /// The address from which this host sends to others, as its firewall sees it: behind address
     /// translation no interface has the public one.
-    pub(super) fn own_address(&self) -> Option<Ipv4Addr> {
-        let addresses = &self.host.as_ref()?.addresses;
+    pub(super) fn own_address<A: CheckedFamily>(&self) -> Option<A> {
+        let addresses = A::listed(self.host.as_ref()?).addresses;
         let index = self.link(self.interface()?)?.id.index;
-        let is_local = |address: &Ipv4Addr| addresses.iter().any(|it| it.address == *address);
-        let first = || addresses.iter().find(|it| it.interface_index == index);
-        let public = || self.lease().and_then(|lease| lease.public_ip);
-        let said = self.tunnel_address().or_else(public);
-        said.filter(is_local).or_else(|| first().map(|it| it.address))
+        let is_local = |address: &A| addresses.iter().any(|it| it.address == *address);
+        let own = addresses.iter().filter(|it| it.interface_index == index);
+        let said = A::said_address(self).filter(is_local);
+        said.or_else(|| own.map(|it| it.address).min_by_key(|address| address.is_of_link()))
     }
 
-    /// That no rule drops this, as far as the rules could be read.
-    pub(super) fn nothing_drops(&self, what: &str) -> String {
-        match self.firewall_error.as_str() {
-            "" => format!("nothing surely drops {what}"),
-            why => {
-                format!("nothing of iptables surely drops {what}; nft's rules are unread: {why}")
-            }
-        }
+    /// Whether packets between the hosts are of this family, as far as that is known: a tunnel's
+    /// datagrams, or what is routed without one.
+    pub(super) fn is_underlay<A: CheckedFamily>(&self) -> bool {
+        let is_used = self.networks().map(|networks| A::of_both(networks).is_some());
+        // Before the start the udp backend may be the one.
+        let is_known =
+            if self.lease().is_some() { A::said_address(self).is_some() } else { A::BITS == 32 };
+        is_known && is_used.unwrap_or(true)
     }
 
     /// The backend, once the daemon has one.
@@ -264,14 +331,15 @@ impl Facts {
         self.lease().ok_or_else(missing)?.ipv4().ok_or_else(|| NO_IPV4.into())
     }
 
-    /// The whole overlay of IPv4: by the daemon, or by the last one.
-    pub(super) fn network(&self) -> Result<Prefix, Finding> {
-        let says = &self.subnet_file.says;
-        match (self.lease(), says.networks) {
-            (Some(lease), _) => lease.network.ok_or_else(|| NO_IPV4.into()),
-            (None, Some(networks)) => networks.v4().ok_or_else(|| NO_IPV4.into()),
-            (None, None) => Err("neither weftd nor subnet.env says the network".into()),
-        }
+    /// The whole overlay, by the daemon or by the last one.
+    pub(super) fn networks(&self) -> Result<Prefixes, Finding> {
+        let of_daemon = self.lease().and_then(Lease::networks).or(self.subnet_file.says.networks);
+        of_daemon.ok_or_else(|| "neither weftd nor subnet.env says the network".into())
+    }
+
+    /// This host's part of it.
+    pub(super) fn subnets(&self) -> Option<Prefixes> {
+        self.lease().and_then(Lease::subnets).or(self.subnet_file.says.subnets)
     }
 
     /// The overlay's device, if the backend has one.
@@ -290,10 +358,10 @@ impl Facts {
     }
 
     /// Where what pods get comes in.
-    pub(super) fn comes_by(&self) -> Option<&str> {
+    pub(super) fn comes_by<A: CheckedFamily>(&self) -> Option<&str> {
         match self.backend() {
             Some(BackendKind::HostGw) => self.interface(),
-            Some(_) | None => self.device(),
+            Some(_) | None => A::device(self.status()?),
         }
     }
 

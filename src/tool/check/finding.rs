@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-/// How it looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// How it looks, the worst last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Judgement {
     Ok,
+    Skipped,
     Warning,
     Failed,
-    Skipped,
 }
 
 /// What a check says.
@@ -55,6 +55,20 @@ pub(super) fn warning(evidence: impl Into<String>, cure: impl Into<String>) -> C
 pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Checked {
     let found = |finding| Finding { verdict: Judgement::Failed, ..finding };
     warning(evidence, cure).map_err(found)
+}
+
+/// What is said of two things, if anything is, with the worse verdict.
+pub(super) fn together(one: Option<Checked>, other: Option<Checked>) -> Option<Checked> {
+    let (one, other) = match (one, other) {
+        (Some(one), Some(other)) => (Finding::from(one), Finding::from(other)),
+        (one, other) => return one.or(other),
+    };
+    let (worse, other) = if other.verdict > one.verdict { (other, one) } else { (one, other) };
+    let evidence = format!("{}; {}", worse.evidence, other.evidence);
+    let cures: Vec<_> = worse.cure.into_iter().chain(other.cure).collect();
+    let cure = (!cures.is_empty()).then(|| cures.join(" "));
+    let found = Finding { verdict: worse.verdict, evidence, cure };
+    Some(if found.verdict == Judgement::Ok { Ok(found.evidence) } else { Err(found) })
 }
 
 /// How a device is made to forward. The switch of all devices sets each one's only when it changes

@@ -10,13 +10,16 @@ mod firewall;
 mod read;
 
 use std::fmt::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::checks::{CHECKS, Check, DAEMON_STATE};
 use self::finding::{Finding, Judgement};
+use self::firewall::{Content, FORWARDED, Packet, dropped_by, iptables, nftables};
 use super::arguments::CheckArguments;
+use super::explain::ToldFamily;
 use super::style::Style;
 use crate::status::SCHEMA;
 
@@ -36,6 +39,17 @@ const NOT_ROOT: &str = "not run as root: what only root may see is skipped; run 
 /// Id and meaning of each check, in their order: the table in the documents.
 pub fn described() -> impl Iterator<Item = (&'static str, &'static str)> {
     CHECKS.iter().map(|(id, _, about)| (*id, *about))
+}
+
+/// Whether rules as nft or iptables print them surely drop all that is forwarded, of IPv4 and of
+/// IPv6, for tests of what reads them.
+pub fn drops_all(listing: &str) -> [bool; 2] {
+    fn of<A: ToldFamily>(listing: &str) -> bool {
+        let saved = || iptables::parse::<A>(listing);
+        let chains = nftables::parse(listing).unwrap_or_else(saved);
+        dropped_by(&chains, FORWARDED, &Packet::of(Content::Any), "").is_some()
+    }
+    [of::<Ipv4Addr>(listing), of::<Ipv6Addr>(listing)]
 }
 
 /// All checks: the report, and the exit code, 1 if one failed.

@@ -8,24 +8,26 @@ mod sockets;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statvfs};
 use rustix::io::Errno;
 
-use super::facts::{Directory, Facts, Filter, OwnRoute, PeerWay, Resolved, SubnetFacts};
-use super::firewall::{self, Chain};
+use super::facts::{
+    CheckedFamily, Directory, Facts, FamilyFacts, Filter, OwnRoute, PeerWay, Resolved, SubnetFacts,
+};
+use super::firewall;
 use crate::config::subnet_file::Previous;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
-use crate::host::listing::Listing;
+use crate::host::listing::{FamilyListing, Listing};
 use crate::host::lock::lock_path;
 use crate::host::netlink::filters::{FilterPlace, Side, unusual_disciplines};
 use crate::host::netlink::policies::{for_sent, has_policies};
 use crate::host::netlink::{self, neighbours, routes};
 use crate::host::state::{EntryTable, Link, MacAddress, PathToHost};
-use crate::netfilter::program::{IPTABLES, NFT, Program};
+use crate::netfilter::program::{NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
 use crate::tool::ask::wait_for;
@@ -68,6 +70,7 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
         tun_error: tun.err().map(|error| error.to_string()),
         io_uring_error: crate::sys::ring::probe().err().map(|error| with_causes(&error)),
         sysctls: sysctls(),
+        forwards_ipv6: explain::forwards_ipv6(),
         subnet_file: subnet_file(&asked.subnet_file),
         directory: directory(&asked.subnet_file),
         now_unix: unix_seconds(),
@@ -79,36 +82,43 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
         facts.etcd = endpoints::ask_all(&facts.asked.etcd_endpoints).await;
         facts.host = host(&facts).await.ok();
         facts.own_routes = own_routes(&facts).await.unwrap_or_default();
-        facts.ways = ways(&facts).await.unwrap_or_default();
         facts.filters = filters(&facts).await.unwrap_or_default();
         facts.resolved = resolved(&facts).await;
         facts.has_ipsec = has_policies().await.ok();
         facts.policies = for_sent().await.unwrap_or_default();
-        match firewall().await {
-            Ok((chains, unread)) => {
-                (facts.firewall, facts.firewall_error) = (Some(chains), unread);
-            }
-            Err(why) => facts.firewall_error = why,
+        let nft = output(NFT, &["-j", "list", "ruleset"]).await;
+        facts.v4 = of_family(&facts, &nft).await;
+        if facts.networks().is_ok_and(|networks| networks.v6().is_some()) {
+            facts.v6 = of_family(&facts, &nft).await;
         }
     })?;
-    let ends: Vec<_> = facts.ways.iter().map(|way| own_pods_end(&facts, way.subnet)).collect();
-    for (way, end) in facts.ways.iter_mut().zip(ends) {
-        way.own_pods_end = end;
-    }
+    facts.v4.ways = with_ends(&facts);
+    facts.v6.ways = with_ends(&facts);
     Ok(facts)
 }
 
+/// The ways, with what becomes of what this host's pods send.
+fn with_ends<A: CheckedFamily>(facts: &Facts) -> Vec<PeerWay<A>> {
+    let end = |way: &PeerWay<A>| own_pods_end(facts, way.subnet);
+    A::facts(facts)
+        .ways
+        .iter()
+        .map(|way| PeerWay { own_pods_end: end(way), ..way.clone() })
+        .collect()
+}
+
 /// Why what this host's pods send to those of a peer with this `subnet` ends here, if it is sent.
-fn own_pods_end(facts: &Facts, subnet: Prefix) -> Option<String> {
+fn own_pods_end<A: CheckedFamily>(facts: &Facts, subnet: Prefix<A>) -> Option<String> {
+    let settings = format!("net/{}/", A::NAME.to_lowercase());
     // The kernel refuses everything then, and other checks say so.
     let is_off = |(name, value): (&String, &u64)| {
-        *value == 0 && name.starts_with("net/ipv4") && name.ends_with("forwarding")
+        *value == 0 && name.starts_with(&settings) && name.ends_with("/forwarding")
     };
     if facts.sysctls.iter().any(is_off) {
         return None;
     }
     let status = facts.status()?;
-    let peer = status.routes.iter().find(|peer| peer.subnet == Some(subnet))?;
+    let peer = status.routes.iter().find(|peer| A::subnet(peer) == Some(subnet))?;
     let peers = std::slice::from_ref(peer);
     let ways = explain::pods_ways(first_pod(subnet), status, peers);
     let PodsWays::EndsThere(why) = ways else { return None };
@@ -125,14 +135,17 @@ async fn host(facts: &Facts) -> netlink::Result<Listing> {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))
     };
-    Listing::with_routes(wanted).await
+    let host = Listing::with_routes(wanted).await?;
+    let addresses_v6 = netlink::addresses().await.unwrap_or_default();
+    let defaults = routes::routes_to(|to| to.length_bits() == 0).await;
+    Ok(Listing { addresses_v6, routes_v6: defaults.unwrap_or_default(), ..host })
 }
 
 /// Routes into parts of this host's subnet, of all tables, and what the kernel does with packets to
 /// an address of each.
 async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
     let subnet = facts.lease()?.subnet?;
-    let device = facts.comes_by().and_then(|name| facts.link(name));
+    let device = facts.comes_by::<Ipv4Addr>().and_then(|name| facts.link(name));
     let from = facts.status()?.routes.iter().find_map(|peer| peer.subnet).map(first_pod);
     let all = routes::of_all_tables(|to| subnet.covers(to)).await.ok()?;
     let mut found = Vec::new();
@@ -154,24 +167,24 @@ async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
 }
 
 /// The kernel's routes to the peers and back, of the first of very many.
-async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
-    let (status, lease) = (facts.status()?, facts.lease()?);
+async fn ways<A: CheckedFamily>(facts: &Facts) -> Option<Vec<PeerWay<A>>> {
     let index = facts.link(facts.interface()?)?.id.index;
-    let local = facts.own_address().or(lease.public_ip)?;
+    let local = facts.own_address().or_else(|| A::said_address(facts))?;
     let mut hosts = BTreeMap::new();
-    for peer in &status.routes {
-        let Some((subnet, host)) = peer.ipv4() else { continue };
+    for peer in &facts.status()?.routes {
+        let host = A::via(peer).and_then(|via| A::of(via.host()));
+        let Some((subnet, host)) = A::subnet(peer).zip(host) else { continue };
         let (is_alarming, _) = hosts.entry(host).or_insert((false, subnet));
         *is_alarming |= peer.state.is_alarming();
     }
     let mut ways = Vec::new();
     for (host, (is_alarming, subnet)) in hosts.into_iter().take(WAYS_MAX) {
-        let to = match facts.port() {
-            Some(port) => {
+        let to = match (local.into(), host.into(), facts.port()) {
+            (IpAddr::V4(local), IpAddr::V4(host), Some(port)) => {
                 let [from, to] = [local, host].map(|end| SocketAddrV4::new(end, port));
                 netlink::path_of_datagram(from, to).await
             }
-            None => netlink::path_to(host).await,
+            _ => netlink::path_to(host).await,
         };
         let from = netlink::path_of_forwarded(host, local, index, 0).await;
         let (to, from) = (or_refused(to).ok()?, or_refused(from).ok()?);
@@ -198,8 +211,8 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
 }
 
 /// Why what is sent to `host` by this path does not leave this one, if that is so.
-fn ends_here(facts: &Facts, host: Ipv4Addr, path: PathToHost) -> Option<String> {
-    let Listing { links, addresses, .. } = facts.host.as_ref()?;
+fn ends_here<A: CheckedFamily>(facts: &Facts, host: A, path: PathToHost) -> Option<String> {
+    let FamilyListing { links, addresses, .. } = A::listed(facts.host.as_ref()?);
     let is_local = |link: &Link| link.id.index == path.interface_index && link.is_loopback;
     links.iter().find(|link| is_local(link))?;
     let own = addresses.iter().find(|it| it.address == host);
@@ -212,15 +225,20 @@ fn ends_here(facts: &Facts, host: Ipv4Addr, path: PathToHost) -> Option<String> 
 /// Why the kernel does not forward what a pod in the `subnet` of `host` sends to one of this host,
 /// if a rule or a route of such a type says so; nothing where no interface leads to this host's
 /// pods.
-async fn pods_refused(facts: &Facts, host: Ipv4Addr, subnet: Prefix) -> Option<String> {
-    let [from, to] = [subnet, facts.lease()?.subnet?].map(first_pod);
-    let device = facts.link(facts.comes_by()?)?.id.index;
+async fn pods_refused<A: CheckedFamily>(
+    facts: &Facts,
+    host: A,
+    subnet: Prefix<A>,
+) -> Option<String> {
+    let [from, to] = [subnet, A::of_both(facts.lease()?.subnets()?)?].map(first_pod);
+    let device = facts.link(facts.comes_by::<A>()?)?.id.index;
     or_refused(netlink::path_to(to).await).ok()?.ok()?;
     let by = way_in(from, host.into(), Some(device)).await.ok()??;
     let path = netlink::path_of_forwarded(from, to, by, 0).await;
     let error = or_refused(path).ok()?.err()?;
     let is_told = matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::INVAL));
-    let query = format!("`ip route get {to} from {from} iif {}`", facts.link_name(by));
+    let (ip, name) = (A::NAME.replace("IPv", "ip -"), facts.link_name(by));
+    let query = format!("`{ip} route get {to} from {from} iif {name}`");
     is_told.then(|| format!("{} ({query})", why(&error)))
 }
 
@@ -301,19 +319,26 @@ fn directory(subnet_file: &Path) -> Option<Directory> {
     })
 }
 
-/// The rules of both firewalls, and why nft's are not among them, if so: it shows those of iptables
-/// as well, but for iptables-legacy's.
-async fn firewall() -> Result<(Vec<Chain>, String), String> {
-    let nft = output(NFT, &["-j", "list", "ruleset"]).await.and_then(|text| {
-        firewall::nftables::parse(&text).ok_or_else(|| "nft answered no JSON".to_owned())
+/// The ways, and the rules of both firewalls: nft shows those of iptables as well, but for
+/// iptables-legacy's.
+async fn of_family<A: CheckedFamily>(
+    facts: &Facts,
+    nft: &Result<String, String>,
+) -> FamilyFacts<A> {
+    let nft = nft.as_ref().map_err(Clone::clone).and_then(|text| {
+        firewall::nftables::parse(text).ok_or_else(|| "nft answered no JSON".to_owned())
     });
-    let iptables = output(IPTABLES.save, &[]).await.map(|text| firewall::iptables::parse(&text));
-    match (nft, iptables) {
-        (Ok(one), Ok(other)) => Ok(([one, other].concat(), String::new())),
-        (Ok(chains), Err(_)) => Ok((chains, String::new())),
-        (Err(error), Ok(chains)) => Ok((chains, error)),
-        (Err(one), Err(other)) => Err(format!("{one}; {other}")),
-    }
+    let iptables = output(A::IPTABLES.save, &[]).await;
+    let name = A::IPTABLES.list.name;
+    let (firewall, unread) = match (nft, iptables.map(|text| firewall::iptables::parse(&text))) {
+        (Ok(one), Ok(other)) => (Some([one, other].concat()), None),
+        (Ok(chains), Err(why)) => {
+            (Some(chains), Some(format!("rules by {name}-legacy, if any, are unread: {why}")))
+        }
+        (Err(why), Ok(chains)) => (Some(chains), Some(format!("nft's rules are unread: {why}"))),
+        (Err(one), Err(other)) => (None, Some(format!("{one}; {other}"))),
+    };
+    FamilyFacts { ways: ways(facts).await.unwrap_or_default(), firewall, unread }
 }
 
 async fn output(program: Program, arguments: &[&str]) -> Result<String, String> {

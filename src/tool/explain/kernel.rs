@@ -2,8 +2,9 @@
 //! asked as if the packet came by the interface of this host's pod. Policy rules, other tables and
 //! the source check count in these answers, and nothing is sent.
 
-use std::io;
 use std::net::{IpAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::{fs, io};
 
 use anyhow::Context;
 
@@ -40,6 +41,10 @@ pub(super) enum Outer {
     ToHost,
 }
 
+/// What is said where that is so of IPv6.
+pub(in crate::tool) const FORWARDS_NOTHING: &str = "the kernel forwards no IPv6: \
+                                           net.ipv6.conf.all.forwarding is 0";
+
 /// A route, or why there is none.
 pub(super) type Path = Result<PathToHost, io::Error>;
 
@@ -51,6 +56,8 @@ pub(super) struct Answers {
     pub(super) near: Path,
     /// The interface by which the packet comes, if there is one.
     pub(super) comes_by: Option<u32>,
+    /// Whether the kernel forwards nothing of the family.
+    pub(super) forwards_nothing: bool,
     /// That of the packet, by where it comes from; nothing if that is not known.
     pub(super) across: Option<Path>,
     /// The same with the marks by which routing rules go, of a packet that leaves.
@@ -92,7 +99,19 @@ async fn ask_for_all<A: KernelFamily>(asked: &Asked<'_, A>) -> Result<Answers, N
         };
         outer = Some(or_refused(path)?);
     }
-    Ok(Answers { links, near, comes_by, across, marked, outer })
+    let forwards_nothing = A::BITS == 128 && forwards_ipv6() == Some(false);
+    Ok(Answers { links, near, comes_by, forwards_nothing, across, marked, outer })
+}
+
+/// Whether the kernel forwards IPv6, which it does not say when it is asked for a route
+/// (`ip6_forward` in net/ipv6/ip6_output.c): from Linux 6.17 on devices may be made to, where all
+/// are not. Nothing if it has no IPv6.
+pub(in crate::tool) fn forwards_ipv6() -> Option<bool> {
+    let is_on = |path: PathBuf| Some(fs::read_to_string(path).ok()?.trim() != "0");
+    let of_all = is_on("/proc/sys/net/ipv6/conf/all/forwarding".into())?;
+    let devices = fs::read_dir("/proc/sys/net/ipv6/conf").into_iter().flatten().flatten();
+    let mut forced = devices.filter_map(|device| is_on(device.path().join("force_forwarding")));
+    Some(of_all || forced.any(|is_on| is_on))
 }
 
 impl<'a, A: KernelFamily> Asked<'a, A> {
@@ -149,6 +168,9 @@ impl Answers {
                  the pods' bridge is missing, down or without its address, or no pod runs here",
                 self.shown(path)
             ));
+        }
+        if self.forwards_nothing {
+            return Err(FORWARDS_NOTHING.to_owned());
         }
         let (from, to) = asked.ends();
         let comes_by = self.comes_by.map_or_else(|| asked.comes_by(), |index| self.named(index));
@@ -280,7 +302,9 @@ pub(super) mod tests {
         };
         let outer = Some(outer);
         let links = links();
-        let mut answers = Answers { links, near, comes_by, across: None, marked, outer };
+        let forwards_nothing = false;
+        let mut answers =
+            Answers { links, near, comes_by, forwards_nothing, across: None, marked, outer };
         let by_mark = answers.parting_by_mark(&asked).filter(|_| asked.is_outward);
         answers.across = answers.marked.pop().map(|(_, path)| path);
         let parting = answers.agree(&asked).err();

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 #![expect(clippy::print_stdout, reason = "measured times belong into the report of the run")]
 
+mod checks_without_ipv4;
 mod checksum;
 mod direct;
 mod extension;

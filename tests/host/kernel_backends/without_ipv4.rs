@@ -32,13 +32,13 @@ fn lab() -> Lab {
     lab
 }
 
-struct Site {
+pub(super) struct Site {
     dir: TempDir,
-    lab: Lab,
+    pub(super) lab: Lab,
     store: String,
     daemons: Vec<Process>,
     /// The subnets, each with its gateway.
-    subnets: Vec<String>,
+    pub(super) subnets: Vec<String>,
 }
 
 fn env(dir: &Path, host: usize) -> PathBuf {
@@ -46,7 +46,7 @@ fn env(dir: &Path, host: usize) -> PathBuf {
 }
 
 impl Site {
-    fn start(backend: &str) -> Self {
+    pub(super) fn start(backend: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = local_store(dir.path(), &config(backend));
         let (daemons, subnets) = (Vec::new(), Vec::new());
@@ -78,7 +78,7 @@ impl Site {
     }
 
     /// Connects a pod of each host, and gives their addresses.
-    fn connect(&self) -> Vec<String> {
+    pub(super) fn connect(&self) -> Vec<String> {
         let connect = |(host, subnet): (usize, &String)| {
             let (gateway, _) = subnet.split_once('/').unwrap();
             let pod = format!("{}2", gateway.strip_suffix('1').unwrap());
@@ -96,7 +96,7 @@ impl Site {
         self.dir.path().join(format!("store/subnets/0.0.0.0-0&{subnet}"))
     }
 
-    fn weft(&self, host: usize, arguments: &[&str]) -> String {
+    pub(super) fn weft(&self, host: usize, arguments: &[&str]) -> String {
         let socket = self.dir.path().join(format!("h{host}/weft.sock"));
         let socket = socket.display().to_string();
         let argv = [&[env!("CARGO_BIN_EXE_weft")], arguments, &["--socket", &socket]].concat();
@@ -253,17 +253,10 @@ fn the_udp_backend_says_that_it_needs_ipv4() {
 }
 
 #[test]
-fn a_device_that_carries_nothing_is_no_readiness_and_check_knows_a_host_that_is_well() {
+fn a_device_that_carries_nothing_is_no_readiness() {
     let site = Site::start("vxlan");
     let pods = site.connect();
     wait_for_pings(&site.lab, 0, &pods[1], 1300);
-    let found: serde_json::Value =
-        serde_json::from_str(&site.weft(0, &["check", "-o", "json"])).unwrap();
-    for check in found["checks"].as_array().into_iter().flatten() {
-        assert_ne!(check["verdict"], "failed", "an alarm on a healthy host");
-        let is_of_rules = ["firewall-output", "firewall-input"].iter().any(|it| check["id"] == *it);
-        assert!(!is_of_rules || check["verdict"] == "skipped", "nobody read ip6tables' rules");
-    }
     let cluster = site.weft(0, &["cluster"]);
     assert!(cluster.contains("fd99::2"), "no table of the nodes: {cluster}");
     let is_off = "net.ipv6.conf.flannel-v6/1.disable_ipv6";

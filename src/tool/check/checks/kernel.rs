@@ -1,16 +1,17 @@
 //! Settings of the kernel, and its firewall.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::super::facts::Facts;
-use super::super::finding::{Checked, failed, forwarding_cure, skipped, warning, well};
+use super::super::facts::{CheckedFamily, Facts};
+use super::super::finding::{Checked, failed, forwarding_cure, skipped, together, warning, well};
 use super::super::firewall::{
-    BRIDGED, FORWARDED, FORWARDED_ON, Hook, Packet, RECEIVED, SENT, dropped_by, may_drop,
+    BRIDGED, Content, FORWARDED, FORWARDED_ON, Hook, Packet, RECEIVED, SENT, dropped_by, may_drop,
 };
 use super::network::{bridges, external_name, strangers};
-use crate::backend_kind::BackendKind;
+use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::host::netlink::policies::{Decision, Policy};
 use crate::route::Prefix;
+use crate::tool::explain::FORWARDS_NOTHING;
 
 /// Of a setting below `/proc/sys`.
 fn is_on(facts: &Facts, path: &str, cure: &str) -> Checked {
@@ -23,26 +24,37 @@ fn is_on(facts: &Facts, path: &str, cure: &str) -> Checked {
 }
 
 pub(super) fn ip_forward(facts: &Facts) -> Checked {
+    let networks = facts.networks().ok();
+    let has_v4 = networks.is_none_or(|it| it.v4().is_some());
+    let has_v6 = networks.is_some_and(|it| it.v6().is_some());
     let cure = "sysctl -w net.ipv4.ip_forward=1, and the same in /etc/sysctl.d.";
-    let of_v4 = is_on(facts, "net/ipv4/ip_forward", cure)?;
-    if facts.status().and_then(|status| status.lease.as_ref()?.ipv6).is_none() {
-        return Ok(of_v4);
-    }
+    let of_v4 = has_v4.then(|| is_on(facts, "net/ipv4/ip_forward", cure));
+    let of_v6 = has_v6.then(|| ipv6_forward(facts));
+    together(of_v4, of_v6).unwrap_or_else(|| skipped("the network has neither family"))
+}
+
+fn ipv6_forward(facts: &Facts) -> Checked {
     let cure = "sysctl -w net.ipv6.conf.all.forwarding=1, and the same in /etc/sysctl.d; where the \
                 host's address is by router advertisements, accept_ra=2 on its interface first.";
-    let of_v6 = is_on(facts, "net/ipv6/conf/all/forwarding", cure)?;
-    Ok(format!("{of_v4}, {of_v6}"))
+    match facts.forwards_ipv6 {
+        Some(true) => well("net.ipv6.conf.all.forwarding or a device's force_forwarding is on"),
+        Some(false) => failed(FORWARDS_NOTHING, cure),
+        None => skipped("the kernel does not say whether it forwards IPv6"),
+    }
 }
 
 pub(super) fn device_forwarding(facts: &Facts) -> Checked {
-    let device = facts.comes_by().ok_or("no device is known yet")?;
+    if facts.lease().is_some_and(|lease| lease.network.is_none()) {
+        return skipped("IPv6 is forwarded by the setting of all devices, see ip-forward");
+    }
+    let device = facts.comes_by::<Ipv4Addr>().ok_or("no device is known yet")?;
     is_on(facts, &format!("net/ipv4/conf/{device}/forwarding"), &forwarding_cure(device))
 }
 
 pub(super) fn rp_filter(facts: &Facts) -> Checked {
-    let lease = facts.lease_ipv4("network");
-    let (Some(device), Ok(lease), Some(host)) = (facts.device(), lease, &facts.host) else {
-        return skipped("no device or no network is known");
+    let lease = facts.lease_ipv4("network")?;
+    let (Some(device), Some(host)) = (facts.device(), &facts.host) else {
+        return skipped("no device is known");
     };
     let of = |name: &str| facts.sysctl(&format!("net/ipv4/conf/{name}/rp_filter"));
     // The larger of both counts.
@@ -87,7 +99,7 @@ pub(super) fn conntrack(facts: &Facts) -> Checked {
 }
 
 pub(super) fn ipsec(facts: &Facts) -> Checked {
-    let own = facts.own_address();
+    let own = facts.own_address::<Ipv4Addr>();
     let takes = |host: Ipv4Addr| {
         let is_met = |it: &&Policy| {
             it.destination.contains(host)
@@ -115,70 +127,114 @@ pub(super) fn ipsec(facts: &Facts) -> Checked {
     }
 }
 
-/// Whether something surely drops the tunnel's datagrams at these hooks: those of anybody, or those
-/// of one of the peers, for a list may have some of them. `so` is what follows, of all or of one.
-fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> Checked {
-    if facts.backend().is_some_and(|kind| !kind.has_port()) {
-        return skipped("this backend has no port");
+/// Whether something surely drops what hosts send each other at these hooks: the tunnel's
+/// datagrams, and of IPv6 what neighbours find each other by.
+fn hosts_pass(facts: &Facts, hooks: &[Hook]) -> Checked {
+    fn of<A: CheckedFamily>(facts: &Facts, hooks: &[Hook]) -> Option<Checked> {
+        let has_port = facts.backend().is_none_or(BackendKind::has_port);
+        let is_kernels = |kind: BackendKind| kind.carried_by() == CarriedBy::Kernel;
+        let finds = A::BITS == 128 && facts.backend().is_some_and(is_kernels);
+        let datagrams = has_port.then(|| datagrams_pass::<A>(facts, hooks));
+        let found = together(datagrams, finds.then(|| neighbours_pass::<A>(facts, hooks)));
+        facts.is_underlay::<A>().then_some(found)?
     }
-    if facts.lease().is_some_and(|lease| lease.ipv4().is_none()) {
-        return skipped("rules of IPv6 are not looked at, and the tunnel runs over that");
-    }
-    let (chains, port) = (facts.firewall()?, facts.port().ok_or("the port is not known yet")?);
-    let external = external_name(facts);
-    let external = external.as_deref();
+    let found = together(of::<Ipv4Addr>(facts, hooks), of::<Ipv6Addr>(facts, hooks));
+    found.unwrap_or_else(|| skipped("no packets between hosts are known that are of weftd"))
+}
+
+/// Datagrams of anybody, or those of one of the peers, for a list may have some of them.
+fn datagrams_pass<A: CheckedFamily>(facts: &Facts, hooks: &[Hook]) -> Checked {
+    let (known, chains) = (A::facts(facts), A::facts(facts).chains()?);
+    let port = facts.port().ok_or("the port is not known yet")?;
     // VXLAN's tells flows apart, and none is known.
     let source_port = facts.backend().filter(|kind| *kind == BackendKind::Udp).map(|_| port);
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
-    let mut peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
-    let own = facts.own_address().and_then(|own| Prefix::new(own, 32));
-    let base = Packet { udp_port: Some(port), source_port, ..Packet::default() };
+    let mut peers = known.ways.iter().filter_map(|way| Prefix::new(way.host, A::BITS));
+    let own = facts.own_address().and_then(|own| Prefix::new(own, A::BITS));
+    let external = external_name(facts);
+    let base = underlay(hooks, Content::Udp { port, source_port }, external.as_deref());
     let packet = |peer| match hooks == SENT {
-        true => Packet { sources: own, destinations: peer, goes_by: external, ..base },
-        false => Packet {
-            sources: peer,
-            destinations: own,
-            comes_by: external,
-            is_for_host: true,
-            ..base
-        },
+        true => Packet { sources: own, destinations: peer, ..base },
+        false => Packet { sources: peer, destinations: own, ..base },
     };
     let dropped = std::iter::once(None).chain(peers.clone().map(Some)).find_map(|peer| {
         let packet = packet(peer);
         let whom = peer.map_or(String::new(), |peer| format!(" {of} {}", peer.network()));
-        dropped_by(chains, hooks, &packet, &so(port, &whom))
+        let so = match hooks == SENT {
+            true => format!("nothing is sent to UDP port {port}{whom}"),
+            false => format!("UDP port {port} is closed{whom}"),
+        };
+        dropped_by(chains, hooks, &packet, &so)
     });
     if let Some((rule, chain)) = dropped {
         let cure = format!("Accept UDP port {port} {way} all nodes in front of that, in {chain}.");
         return warning(rule, cure);
     }
     match peers.find_map(|peer| may_drop(chains, hooks, &packet(Some(peer)))) {
-        None => Ok(facts.nothing_drops(&format!("UDP port {port} there"))),
+        None => Ok(known.nothing_drops(&format!("UDP port {port} over {} there", A::NAME))),
         Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "the tunnel sends or gets"),
     }
 }
 
+/// A packet between this host and any other.
+fn underlay<'a, A: CheckedFamily>(
+    hooks: &[Hook],
+    content: Content,
+    external: Option<&'a str>,
+) -> Packet<'a, A> {
+    let base = Packet::of(content);
+    match hooks == SENT {
+        true => Packet { goes_by: external, ..base },
+        false => Packet { comes_by: external, is_for_host: true, ..base },
+    }
+}
+
+/// Solicitations and advertisements of neighbours (RFC 4861), which stand in for ARP and which
+/// firewalls see.
+fn neighbours_pass<A: CheckedFamily>(facts: &Facts, hooks: &[Hook]) -> Checked {
+    let (chains, external) = (A::facts(facts).chains()?, external_name(facts));
+    let external = external.as_deref();
+    if external.and_then(|name| facts.link(name)?.mac).is_none() {
+        return well("the external link needs no neighbour discovery");
+    }
+    let so = "this host and others of its link can't find each other (neighbour discovery)";
+    let dropped = [135, 136].iter().find_map(|kind| {
+        dropped_by(chains, hooks, &underlay(hooks, Content::Discovery(*kind), external), so)
+    });
+    match dropped {
+        None => Ok(A::facts(facts).nothing_drops("neighbour discovery")),
+        Some((rule, chain)) => {
+            warning(rule, format!("Accept ICMPv6 types 135 and 136 in front of that, in {chain}."))
+        }
+    }
+}
+
 pub(super) fn firewall_output(facts: &Facts) -> Checked {
-    tunnel_passes(facts, SENT, |port, whom| format!("nothing is sent to UDP port {port}{whom}"))
+    hosts_pass(facts, SENT)
 }
 
 pub(super) fn firewall_input(facts: &Facts) -> Checked {
-    tunnel_passes(facts, RECEIVED, |port, whom| format!("UDP port {port} is closed{whom}"))
+    hosts_pass(facts, RECEIVED)
 }
 
 pub(super) fn firewall_forward(facts: &Facts) -> Checked {
-    let network = facts.network()?;
+    let networks = facts.networks()?;
     if facts.status().is_none() {
         return skipped("weftd sets its rules when it starts");
     }
-    let subnet =
-        facts.lease().and_then(|lease| lease.subnet).or_else(|| facts.subnet_file.says.subnet());
+    let of_v4 = networks.v4().map(|network| pods_pass(facts, network));
+    let found = together(of_v4, networks.v6().map(|network| pods_pass(facts, network)));
+    found.unwrap_or_else(|| skipped("the network has neither family"))
+}
+
+fn pods_pass<A: CheckedFamily>(facts: &Facts, network: Prefix<A>) -> Checked {
+    let subnet = facts.subnets().and_then(A::of_both);
     let of_pods = subnet.zip(facts.host().ok()).and_then(|(subnet, host)| {
         let mut links = bridges(facts, host, subnet);
         links.next().filter(|_| links.next().is_none()).map(|link| link.id.name.as_str())
     });
-    let (all, own, device) = (Some(network), subnet.or(Some(network)), facts.comes_by());
-    let base = Packet { sources: all, destinations: all, ..Packet::default() };
+    let (all, own, device) = (Some(network), subnet.or(Some(network)), facts.comes_by::<A>());
+    let base = Packet { sources: all, destinations: all, ..Packet::of(Content::Any) };
     let inward = Packet { destinations: own, comes_by: device, goes_by: of_pods, ..base };
     let outward = Packet { sources: own, comes_by: of_pods, goes_by: device, ..base };
     let (so_in, so_out) =
@@ -190,7 +246,7 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
     if has_bridge {
         ways.extend([(bridged_in, &inward, so_in), (bridged_out, &outward, so_out)]);
     }
-    let chains = facts.firewall()?;
+    let chains = A::facts(facts).chains()?;
     let dropped = ways.iter().find_map(|(hooks, packet, so)| dropped_by(chains, hooks, packet, so));
     if let Some((rule, chain)) = dropped {
         return warning(
@@ -202,7 +258,7 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
         );
     }
     match ways.iter().find_map(|(hooks, packet, _)| may_drop(chains, hooks, packet)) {
-        None => Ok(facts.nothing_drops(&format!("what is for {network}"))),
+        None => Ok(A::facts(facts).nothing_drops(&format!("what is for {network}"))),
         Some((rule, chain)) => some_may_be_dropped(&rule, &chain, "pods get or send"),
     }
 }

@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::super::facts::{Facts, OwnRoute};
-use super::super::finding::{Checked, Finding, failed, forwarding_cure, skipped, warning, well};
+use super::super::facts::{CheckedFamily, Facts, OwnRoute};
+use super::super::finding::{
+    Checked, Finding, failed, forwarding_cure, skipped, together, warning, well,
+};
 use crate::backend::family::VXLAN_NAMES;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
@@ -11,7 +13,7 @@ use crate::failure::with_causes;
 use crate::host::interface::{ExternalInterface, InterfaceError, select};
 use crate::host::listing::Listing;
 use crate::host::state::{Address, KernelFamily, Link, NextHop, Route, RouteKind, RouteProtocol};
-use crate::route::Prefix;
+use crate::route::{Families, Prefix};
 use crate::stats::DropReason;
 use crate::status::LeaseIpv4;
 
@@ -24,11 +26,19 @@ const OTHER_NETWORKS: [(&str, &str); 5] = [
     ("antrea-gw", "Antrea"),
 ];
 
-/// The interface that weftd would choose now.
+/// The interface that weftd would choose now, for the families of the last one. If nobody knows
+/// those, for IPv6 alone where there is none for IPv4.
 fn chosen(facts: &Facts, host: &Listing) -> Result<ExternalInterface, InterfaceError> {
-    let interfaces = facts.asked.iface.clone().into_iter().collect();
-    let options = InterfaceOptions { interfaces, ..InterfaceOptions::default() };
-    select(&options, host, None, &mut Vec::new())
+    let of = |families| {
+        let interfaces = facts.asked.iface.clone().into_iter().collect();
+        let options = InterfaceOptions { interfaces, families, ..InterfaceOptions::default() };
+        select(&options, host, None, &mut Vec::new())
+    };
+    match facts.networks().ok().and_then(|it| Families::new(it.v4(), it.v6())) {
+        Some(networks) => of(networks.map(drop, drop)),
+        None => of(Families::default())
+            .or_else(|error| of(Families::of_v6(None, ())).map_err(|_no_better| error)),
+    }
 }
 
 /// The name of the external interface: weftd's, or the one it would choose.
@@ -60,7 +70,8 @@ pub(super) fn external(facts: &Facts) -> Checked {
             ),
             (Err(error), Some(iface)) => failed(
                 format!("--iface={iface}: {}", with_causes(&error)),
-                "Give --iface the name or an address of an interface that has an IPv4 address.",
+                "Give --iface the name or an address of an interface that has one of the network's \
+                 families: of IPv4, unless EnableIPv4 is false.",
             ),
         };
     };
@@ -90,9 +101,12 @@ pub(super) fn external(facts: &Facts) -> Checked {
     )
 }
 
-fn addresses_of<'a>(host: &'a Listing, link: &Link) -> impl Iterator<Item = &'a Address> {
+fn addresses_of<'a, A: CheckedFamily>(
+    host: &'a Listing,
+    link: &Link,
+) -> impl Iterator<Item = &'a Address<A>> {
     let index = link.id.index;
-    host.addresses.iter().filter(move |address| address.interface_index == index)
+    A::listed(host).addresses.iter().filter(move |address| address.interface_index == index)
 }
 
 pub(super) fn external_link(facts: &Facts) -> Checked {
@@ -111,15 +125,17 @@ pub(super) fn external_link(facts: &Facts) -> Checked {
 pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
     facts.answered()?;
     facts.host()?;
-    let name = facts.device().ok_or("the backend has no device of its own, or not yet")?;
     let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
     // With vxlan IPv6 has a device of its own.
     let carries_both = facts.lease().is_some_and(|lease| lease.ipv6.is_some())
         && facts.backend().is_some_and(|kind| !kind.has_ipv6_underlay());
-    let evidence = device_mtu(facts, name, overhead, carries_both)?;
-    let Some(name) = facts.ipv6_device() else { return Ok(evidence) };
-    let overhead = overhead - Ipv4Addr::HEADER_BYTES + Ipv6Addr::HEADER_BYTES;
-    Ok(format!("{evidence}; {}", device_mtu(facts, name, overhead, true)?))
+    let of_v4 = facts.device().map(|name| device_mtu(facts, name, overhead, carries_both));
+    let of_v6 = facts.ipv6_device().map(|name| {
+        let overhead = overhead - Ipv4Addr::HEADER_BYTES + Ipv6Addr::HEADER_BYTES;
+        device_mtu(facts, name, overhead, true)
+    });
+    let none = || skipped("the backend has no device of its own, or not yet");
+    together(of_v4, of_v6).unwrap_or_else(none)
 }
 
 /// The MTU of the device of this name, which carries IPv6 or does not, and in whose packets headers
@@ -160,39 +176,42 @@ fn device_mtu(facts: &Facts, name: &str, overhead: u32, carries_ipv6: bool) -> C
 
 pub(super) fn bridge_mtu(facts: &Facts) -> Checked {
     let host = facts.host()?;
-    let says = &facts.subnet_file.says;
-    let of_lease = facts.lease().and_then(|lease| Some((lease.subnet?, lease.mtu_bytes)));
-    let either = of_lease.or_else(|| says.subnet().zip(says.mtu_bytes));
-    let (subnet, overlay) = either.ok_or("neither weftd nor subnet.env says the MTU")?;
-    let mut bridges = bridges(facts, host, subnet).peekable();
-    let Some(first) = bridges.peek().map(|link| &link.id.name) else {
+    let of_lease = facts.lease().map(|lease| lease.mtu_bytes);
+    let either = facts.subnets().zip(of_lease.or(facts.subnet_file.says.mtu_bytes));
+    let (subnets, overlay) = either.ok_or("neither weftd nor subnet.env says the MTU")?;
+    let of_v4 = subnets.v4().map(|subnet| bridges(facts, host, subnet));
+    let of_v6 = subnets.v6().map(|subnet| bridges(facts, host, subnet));
+    let bridges = of_v4.into_iter().flatten().chain(of_v6.into_iter().flatten());
+    let Some(widest) = bridges.max_by_key(|link| link.mtu_bytes) else {
         return well("no interface has an address of the subnet yet");
     };
-    match bridges.find(|link| link.mtu_bytes > overlay) {
-        None => Ok(format!("{first} at most {overlay}")),
-        Some(link) => warning(
-            format!("{} has MTU {}, the overlay {overlay}", link.id.name, link.mtu_bytes),
-            "Give the container runtime FLANNEL_MTU of subnet.env, and start the pods anew.",
-        ),
+    let name = &widest.id.name;
+    if widest.mtu_bytes <= overlay {
+        return Ok(format!("{name} at most {overlay}"));
     }
+    warning(
+        format!("{name} has MTU {}, the overlay {overlay}", widest.mtu_bytes),
+        "Give the container runtime FLANNEL_MTU of subnet.env, and start the pods anew.",
+    )
 }
 
 /// The links of this host's pods.
-pub(super) fn bridges<'a>(
+pub(super) fn bridges<'a, A: CheckedFamily>(
     facts: &'a Facts,
     host: &'a Listing,
-    subnet: Prefix,
+    subnet: Prefix<A>,
 ) -> impl Iterator<Item = &'a Link> {
     let is_bridge = move |link: &&Link| {
-        let mut addresses = addresses_of(host, link).peekable();
-        let is_bare = addresses.peek().is_none() && link.id.name == "cni0";
+        // One of IPv6 alone has an address of its link.
+        let addresses = || addresses_of::<A>(host, link).filter(|it| !it.address.is_of_link());
+        let is_bare = addresses().next().is_none() && link.id.name == "cni0";
         let is_overlay = facts.device().is_some_and(|own| link.id.name.starts_with(own));
+        let is_of_pods =
+            |it: &Address<A>| subnet.contains(it.address) && !is_of_a_pod(facts, host, subnet, it);
         !is_overlay
             && !is_flannels(link)
             && !link.is_loopback
-            && (is_bare
-                || addresses
-                    .any(|it| subnet.contains(it.address) && !is_of_a_pod(facts, host, subnet, it)))
+            && (is_bare || addresses().any(is_of_pods))
     };
     host.links.iter().filter(is_bridge)
 }
@@ -220,7 +239,7 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
     if !link.is_up {
         return failed(format!("{name} is down"), format!("ip link set {name} up"));
     }
-    if addresses_of(host, link).next().is_none() {
+    if addresses_of::<Ipv4Addr>(host, link).next().is_none() {
         let address = format!("{}/{}", subnet.first_host(), subnet.length_bits());
         let cure = format!("ip address add {address} dev {name}, or let the runtime make it anew.");
         return failed(format!("{name} has no address"), cure);
@@ -250,7 +269,7 @@ fn is_to_a_pod(facts: &Facts, subnet: Prefix, route: &Route) -> bool {
 /// Whether this link is neither weftd's, nor the external one, nor the loopback.
 fn may_be_of_pods(facts: &Facts, index: u32) -> bool {
     let name = facts.link_name(index);
-    ![facts.device(), facts.interface(), Some("lo")].contains(&Some(name))
+    ![facts.device(), facts.ipv6_device(), facts.interface(), Some("lo")].contains(&Some(name))
 }
 
 /// Routes that take parts of the network elsewhere, as text.
@@ -368,14 +387,20 @@ pub(super) fn foreign_routes(facts: &Facts) -> Checked {
 /// Whether a host's address in its `subnet` is one that a pod may get. The overlay's device has the
 /// subnet's own, the pods' bridge or each of their links the first; without that one, the bridge
 /// has whatever its network begins with.
-fn is_of_a_pod(facts: &Facts, host: &Listing, subnet: Prefix, it: &Address) -> bool {
+fn is_of_a_pod<A: CheckedFamily>(
+    facts: &Facts,
+    host: &Listing,
+    subnet: Prefix<A>,
+    it: &Address<A>,
+) -> bool {
     if !subnet.contains(it.address) || [subnet.network(), subnet.first_host()].contains(&it.address)
     {
         return false;
     }
     let is_no_bridge = !may_be_of_pods(facts, it.interface_index);
-    let has_gateway = host.addresses.iter().any(|it| it.address == subnet.first_host());
-    has_gateway || is_no_bridge || it.is_secondary || it.prefix_length_bits == 32
+    let mut all = A::listed(host).addresses.iter();
+    let has_gateway = all.any(|it| it.address == subnet.first_host());
+    has_gateway || is_no_bridge || it.is_secondary || it.prefix_length_bits == A::BITS
 }
 
 pub(super) fn overlap(facts: &Facts) -> Checked {

@@ -1,5 +1,7 @@
 //! Each check on a host that is well, and on that host with one thing wrong.
 
+mod families;
+
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -7,8 +9,8 @@ use std::path::PathBuf;
 use rustix::thread::CapabilitySet;
 
 use super::super::facts::{
-    DaemonFacts, DaemonState, Directory, Facts, Filter, OtherDaemon, OwnRoute, PeerWay,
-    ProcessFacts, Resolved, SubnetFacts, UdpSocket,
+    DaemonFacts, DaemonState, Directory, Facts, FamilyFacts, Filter, OtherDaemon, OwnRoute,
+    PeerWay, ProcessFacts, Resolved, SubnetFacts, UdpSocket,
 };
 use super::super::finding::{Finding, Judgement as Judged};
 use super::super::firewall::iptables::parse as parse_iptables;
@@ -183,7 +185,7 @@ fn well(kind: BackendKind) -> Facts {
     facts.process.is_daemon = true;
     facts.host = Some(Listing { links, addresses, routes, ..Listing::default() });
     let host = Ipv4Addr::new(192, 0, 2, 2);
-    facts.ways = vec![PeerWay {
+    facts.v4.ways = vec![PeerWay {
         host,
         subnet: "10.5.2.0/24".parse().unwrap(),
         to_refused: None,
@@ -216,7 +218,7 @@ fn before_start() -> Facts {
             ..Listing::default()
         }),
         udp_sockets: Some(Vec::new()),
-        firewall: Some(Vec::new()),
+        v4: FamilyFacts { firewall: Some(Vec::new()), ..FamilyFacts::default() },
         directory: Some(Directory {
             path: PathBuf::from("/run/flannel"),
             is_writable: true,
@@ -465,7 +467,7 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
         let rules = "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p udp --dport 8285 -j REDIRECT\n";
-        it.firewall = Some(parse_iptables(rules));
+        it.v4.firewall = Some(parse_iptables(rules));
     }),
     ("foreign-routes", Judged::Failed, "10.5.3.0/24 dev eth0", |it| {
         host(it).routes.push(route("10.5.3.0/24", 2, Some("192.0.2.9")));
@@ -491,7 +493,7 @@ const OF_THE_HOST: &[Wrong] = &[
         it.sysctls.insert("net/ipv4/ip_forward".to_owned(), 0);
     }),
     ("ip-forward", Judged::Failed, "net.ipv6.conf.all.forwarding is 0", |it| {
-        it.sysctls.insert("net/ipv6/conf/all/forwarding".to_owned(), 0);
+        it.forwards_ipv6 = Some(false);
         let lease = said(it).lease.as_mut().unwrap_or_else(|| panic!("no lease"));
         lease.ipv6 = Some(LeaseIpv6 {
             network: "fd00:5::/48".parse().unwrap_or_else(|_| panic!("no prefix")),
@@ -542,42 +544,42 @@ const OF_THE_HOST: &[Wrong] = &[
         it.sysctls.insert("net/netfilter/nf_conntrack_count".to_owned(), 910);
     }),
     ("way-to-peers", Judged::Failed, "such as 192.0.2.2: a blackhole", |it| {
-        it.ways[0].to_refused = Some("a blackhole route".to_owned());
+        it.v4.ways[0].to_refused = Some("a blackhole route".to_owned());
     }),
     ("way-to-peers", Judged::Failed, "such as 192.0.2.2: a rule", |it| {
-        it.ways[0].own_pods_end = Some("a rule".to_owned());
+        it.v4.ways[0].own_pods_end = Some("a rule".to_owned());
     }),
     ("way-from-peers", Judged::Failed, "192.0.2.2: the source check", |it| {
         let from_refused = Some("the source check".to_owned());
-        it.ways[0] = PeerWay { from_refused, is_alarming: true, ..it.ways[0].clone() };
+        it.v4.ways[0] = PeerWay { from_refused, is_alarming: true, ..it.v4.ways[0].clone() };
     }),
     ("way-from-peers", Judged::Failed, "192.0.2.2: a rule", |it| {
-        it.ways[0].pods_refused = Some("a rule".to_owned());
+        it.v4.ways[0].pods_refused = Some("a rule".to_owned());
     }),
     ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
-        it.firewall = Some(parse_iptables("*filter\n:OUTPUT DROP [0:0]\n"));
+        it.v4.firewall = Some(parse_iptables("*filter\n:OUTPUT DROP [0:0]\n"));
     }),
     ("firewall-input", Judged::Warning, "is closed to 192.0.2.2", |it| {
         let rules = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -s 192.0.2.0/24 -j DROP\n";
-        it.firewall = Some(parse_iptables(rules));
+        it.v4.firewall = Some(parse_iptables(rules));
     }),
     ("firewall-input", Judged::Warning, "UDP port 8285 is closed", |it| {
-        it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
+        it.v4.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
     }),
     ("firewall-forward", Judged::Warning, "send to other hosts", |it| {
         let rules = "*mangle\n:POSTROUTING DROP [0:0]\n-A POSTROUTING ! -o flannel0 -j ACCEPT\n";
-        it.firewall = Some(parse_iptables(rules));
+        it.v4.firewall = Some(parse_iptables(rules));
     }),
     ("firewall-forward", Judged::Warning, "-o cni0 -j DROP", |it| {
         let rules = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -o cni0 -j DROP\n";
-        it.firewall = Some(parse_iptables(rules));
+        it.v4.firewall = Some(parse_iptables(rules));
     }),
     ("firewall-forward", Judged::Warning, "may drop some", |it| {
         let rules = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -i cni0 -p tcp -j REJECT\n";
-        it.firewall = Some(parse_iptables(rules));
+        it.v4.firewall = Some(parse_iptables(rules));
     }),
     ("firewall-forward", Judged::Warning, "policy of FORWARD", |it| {
-        it.firewall = Some(parse_iptables("*filter\n:FORWARD DROP [0:0]\n"));
+        it.v4.firewall = Some(parse_iptables("*filter\n:FORWARD DROP [0:0]\n"));
     }),
 ];
 
@@ -746,7 +748,8 @@ fn what_is_usual_is_no_fault() {
 
     let mut translated = well(BackendKind::Udp);
     said(&mut translated).lease.as_mut().unwrap().public_ip = Some([203, 0, 113, 1].into());
-    assert_eq!(translated.own_address(), Some([192, 0, 2, 1].into()), "no interface has that");
+    let own: Option<Ipv4Addr> = translated.own_address();
+    assert_eq!(own, Some([192, 0, 2, 1].into()), "no interface has that");
 
     facts.policies = vec![policy(true)];
     facts.filters = vec![filter(true)];

@@ -1,48 +1,59 @@
 //! The ways to the peers and back, as this host's routes, rules and source check have them.
 
-use super::super::facts::{Facts, Filter, PeerWay, Resolved};
-use super::super::finding::{Checked, failed, skipped, warning};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::super::facts::{CheckedFamily, Facts, Filter, PeerWay, Resolved};
+use super::super::finding::{Checked, failed, skipped, together, warning};
 use super::network::foreign_routes;
 use crate::backend_kind::BackendKind;
 
+const NO_WAYS: &str = "weftd says no interface or no peers, or the kernel no routes";
+
 pub(super) fn to_peers(facts: &Facts) -> Checked {
     let datagrams: fn(&PeerWay) -> Option<&str> = |way| way.to_refused.as_deref();
-    // A route that takes the pods' packets has a check of its own.
+    // A route that takes the pods' packets of IPv4 has a check of its own.
     let refused = if foreign_routes(facts).is_ok() { to_refused } else { datagrams };
-    judge(facts, refused, "can't be sent to")
+    let what = "can't be sent to";
+    together(judge(facts, refused, what), judge::<Ipv6Addr>(facts, to_refused, what))
+        .unwrap_or_else(|| skipped(NO_WAYS))
 }
 
 pub(super) fn from_peers(facts: &Facts) -> Checked {
-    judge(facts, from_refused, "are refused where they come in")
+    let what = "are refused where they come in";
+    let of_v4 = judge::<Ipv4Addr>(facts, from_refused, what);
+    together(of_v4, judge::<Ipv6Addr>(facts, from_refused, what))
+        .unwrap_or_else(|| skipped(NO_WAYS))
 }
 
 /// Of a tunnel's datagrams, or of what pods send, which go by routes of their own.
-fn to_refused(way: &PeerWay) -> Option<&str> {
+fn to_refused<A: CheckedFamily>(way: &PeerWay<A>) -> Option<&str> {
     way.to_refused.as_deref().or(way.own_pods_end.as_deref())
 }
 
 /// Of a peer that is well, packets come by another interface; it may be well, and no pod there.
-fn from_refused(way: &PeerWay) -> Option<&str> {
+fn from_refused<A: CheckedFamily>(way: &PeerWay<A>) -> Option<&str> {
     let own = way.from_refused.as_deref().filter(|_| way.is_alarming);
     own.or(way.pods_refused.as_deref())
 }
 
-/// Those to which one of both ways is refused.
-fn judge(facts: &Facts, refused: fn(&PeerWay) -> Option<&str>, what: &str) -> Checked {
-    let all = facts.ways.len();
-    let each = facts.ways.iter().filter_map(|way| Some((way.host, refused(way)?)));
-    let found: Vec<_> = each.collect();
-    match found.first() {
-        None if all == 0 => skipped("weftd says no interface or no peers, or the kernel no routes"),
-        None => Ok(format!("{all} peers asked about")),
-        Some((host, why)) => failed(
-            format!("{} of {all} peers {what}, such as {host}: {why}", found.len()),
-            format!(
-                "See `ip rule`, `ip route get {host}`, `ip -4 address` and \
-                 net.ipv4.conf.*.rp_filter."
-            ),
-        ),
-    }
+/// Those to which one of both ways is refused; nothing if there are none of the family.
+fn judge<A: CheckedFamily>(
+    facts: &Facts,
+    refused: fn(&PeerWay<A>) -> Option<&str>,
+    what: &str,
+) -> Option<Checked> {
+    let (ways, ip) = (&A::facts(facts).ways, A::NAME.replace("IPv", "ip -"));
+    let all = ways.len();
+    let found: Vec<_> = ways.iter().filter_map(|way| Some((way.host, refused(way)?))).collect();
+    let Some((host, why)) = found.first() else {
+        return (all > 0).then(|| Ok(format!("{all} peers asked about, by {}", A::NAME)));
+    };
+    // IPv6 has no source check of its own.
+    let and = if A::BITS == 32 { ", and net.ipv4.conf.*.rp_filter" } else { "" };
+    Some(failed(
+        format!("{} of {all} peers {what}, such as {host}: {why}", found.len()),
+        format!("See `{ip} rule`, `{ip} route get {host}`, `{ip} address`{and}."),
+    ))
 }
 
 const UNASKED: &str = "nobody could be asked by ARP on the external link";

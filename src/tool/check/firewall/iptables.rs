@@ -1,4 +1,5 @@
-//! The tables that may drop packets or send them elsewhere, as `iptables-save` prints them.
+//! The tables that may drop packets or send them elsewhere, as `iptables-save` and `ip6tables-save`
+//! print them.
 
 use std::str::FromStr;
 
@@ -6,22 +7,23 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::netfilter::iptables::words;
+use crate::tool::explain::ToldFamily;
 
 use super::{Action, Chain, Condition, Hook, Property, Rule, prefix};
 
 /// Modules whose conditions have names of their own.
-const MODULES: [&str; 9] =
-    ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport", "length", "addrtype"];
+const MODULES: &str = "udp tcp icmp6 comment conntrack state mark multiport length addrtype";
 
 /// The chains of the tables that may drop packets.
-pub(crate) fn parse(text: &str) -> Vec<Chain> {
-    let mut chains: Vec<Chain> = Vec::new();
+pub(crate) fn parse<A: ToldFamily>(text: &str) -> Vec<Chain<A>> {
+    let program = A::IPTABLES.list.name;
+    let mut chains: Vec<Chain<A>> = Vec::new();
     let mut table = None;
     for line in text.lines() {
         if let Some(name) = line.strip_prefix('*') {
             table = match name {
-                "filter" => Some("iptables".to_owned()),
-                "raw" | "mangle" | "nat" => Some(format!("iptables' table {name}")),
+                "filter" => Some(program.to_owned()),
+                "raw" | "mangle" | "nat" => Some(format!("{program}' table {name}")),
                 _ => None,
             };
             continue;
@@ -36,13 +38,14 @@ pub(crate) fn parse(text: &str) -> Vec<Chain> {
                 table: table.clone(),
                 name: name.to_owned(),
                 hook: hook.filter(|_| is_base),
+                devices: Vec::new(),
                 drops_at_end: policy.starts_with("DROP"),
-                ..Chain::default()
+                rules: Vec::new(),
             });
         } else if let Some((name, words)) =
             line.strip_prefix("-A ").and_then(|rest| rest.split_once(' '))
         {
-            let is_its = |chain: &&mut Chain| chain.table == *table && chain.name == name;
+            let is_its = |chain: &&mut Chain<A>| chain.table == *table && chain.name == name;
             if let Some(chain) = chains.iter_mut().find(is_its) {
                 chain.rules.push(rule(line, words));
             }
@@ -51,7 +54,7 @@ pub(crate) fn parse(text: &str) -> Vec<Chain> {
     chains
 }
 
-fn rule(line: &str, text: &str) -> Rule {
+fn rule<A: ToldFamily>(line: &str, text: &str) -> Rule<A> {
     let words = words(text);
     let mut words = words.iter().map(String::as_str).peekable();
     let mut rule = Rule { text: line.to_owned(), conditions: Vec::new(), action: Action::Nothing };
@@ -75,7 +78,7 @@ fn rule(line: &str, text: &str) -> Rule {
                 break;
             }
             "--comment" => {}
-            "-m" if MODULES.contains(&value) => {}
+            "-m" if MODULES.split(' ').any(|module| module == value) => {}
             _ => rule.conditions.push(condition(option, value, negated)),
         }
         negated = false;
@@ -97,9 +100,16 @@ fn target(name: &str) -> Action {
     }
 }
 
-fn condition(option: &str, value: &str, negated: bool) -> Condition {
+fn condition<A: ToldFamily>(option: &str, value: &str, negated: bool) -> Condition<A> {
     let property = match option {
-        "-p" => Some(Property::Protocol { is_udp: value == "udp" }),
+        "-p" => {
+            let (is_udp, is_icmpv6) = (value == "udp", value == "ipv6-icmp");
+            Some(Property::Protocol { is_udp, is_icmpv6 })
+        }
+        // Behind a slash there may be a code.
+        "--icmpv6-type" => {
+            value.split('/').next().and_then(range).map(|range| Property::Message(vec![range]))
+        }
         "-s" => prefix(value).map(|it| Property::Source(vec![it])),
         "-d" => prefix(value).map(|it| Property::Destination(vec![it])),
         "-i" => Some(Property::ComesBy(value.to_owned())),
@@ -109,10 +119,10 @@ fn condition(option: &str, value: &str, negated: bool) -> Condition {
         "--length" => range(value).map(|(first, last)| Property::Length(first, last)),
         // Which packets are not tracked, other rules say.
         "--ctstate" | "--state" if !value.contains("UNTRACKED") => {
-            Some(Property::Known(value.split(',').any(|it| it == "NEW")))
+            Some(Property::State { is_new: value.split(',').any(|it| it == "NEW") })
         }
         "--dst-type" if value == "LOCAL" => Some(Property::ForHost),
-        "--dst-type" if matches!(value, "MULTICAST" | "BROADCAST") => Some(Property::Known(false)),
+        "--dst-type" if matches!(value, "MULTICAST" | "BROADCAST") => Some(Property::ForMany),
         // Nobody but kube-proxy sets its mark.
         "--mark" if value == "0x4000/0x4000" => (!negated).then_some(Property::Known(false)),
         _ => None,

@@ -6,15 +6,16 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::netfilter::nftables::objects;
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
+use crate::tool::explain::ToldFamily;
 
 use super::{Action, Chain, Condition, Hook, Property, Rule, prefix};
 
 /// The elements of named sets, by table and name.
 type Sets = BTreeMap<(String, String), Value>;
 
-/// The chains that IPv4 packets may meet; nothing if it is not nft's JSON.
-pub(crate) fn parse(text: &str) -> Option<Vec<Chain>> {
+/// The chains that packets of the family may meet; nothing if it is not nft's JSON.
+pub(crate) fn parse<A: ToldFamily>(text: &str) -> Option<Vec<Chain<A>>> {
     let objects = objects(text).ok()?;
     let of_kind = |kind: &'static str| {
         objects.iter().filter(move |(other, _)| other == kind).map(|(_, object)| object)
@@ -23,14 +24,14 @@ pub(crate) fn parse(text: &str) -> Option<Vec<Chain>> {
         .filter(|table| table["flags"].to_string().contains("dormant"))
         .map(|table| named(table, "name"))
         .collect();
-    let mut chains: Vec<_> = of_kind("chain").filter_map(chain).collect();
+    let mut chains: Vec<_> = of_kind("chain").filter_map(chain::<A>).collect();
     chains.retain(|chain| !dormant.contains(&chain.table));
     let name = |object: &Value| object["name"].as_str().unwrap_or_default().to_owned();
     let elements = |set: &Value| ((named(set, "table"), name(set)), set["elem"].clone());
     let sets: Sets = of_kind("set").map(elements).collect();
     for rule in of_kind("rule") {
         let (table, name) = (named(rule, "table"), rule["chain"].as_str());
-        let is_its = |chain: &&mut Chain| chain.table == table && Some(&*chain.name) == name;
+        let is_its = |chain: &&mut Chain<A>| chain.table == table && Some(&*chain.name) == name;
         if let Some(chain) = chains.iter_mut().find(is_its) {
             chain.rules.push(parse_rule(rule, &table, &sets));
         }
@@ -44,11 +45,12 @@ fn named(object: &Value, key: &str) -> String {
     format!("{} {}", word("family"), word(key))
 }
 
-fn chain(object: &Value) -> Option<Chain> {
-    if !matches!(object["family"].as_str()?, "ip" | "inet" | "netdev" | "bridge") {
+fn chain<A: ToldFamily>(object: &Value) -> Option<Chain<A>> {
+    let family = object["family"].as_str()?;
+    if family != A::NFT && !matches!(family, "inet" | "netdev" | "bridge") {
         return None;
     }
-    let hook = match (object["family"].as_str()?, object["hook"].as_str()) {
+    let hook = match (family, object["hook"].as_str()) {
         ("bridge", Some("output" | "postrouting")) => Some(Hook::BridgeOut),
         ("bridge", Some("prerouting" | "input")) => Some(Hook::BridgeIn),
         // From pod to pod of this host.
@@ -65,7 +67,7 @@ fn chain(object: &Value) -> Option<Chain> {
     })
 }
 
-fn parse_rule(object: &Value, table: &str, sets: &Sets) -> Rule {
+fn parse_rule<A: ToldFamily>(object: &Value, table: &str, sets: &Sets) -> Rule<A> {
     let (handle, name) = (&object["handle"], object["chain"].as_str().unwrap_or("?"));
     let text = format!("the rule with handle {handle} of chain {name}");
     let mut rule = Rule { text, conditions: Vec::new(), action: Action::Nothing };
@@ -94,14 +96,14 @@ fn parse_rule(object: &Value, table: &str, sets: &Sets) -> Rule {
 }
 
 /// What `match` asks; of anything else it is not known.
-fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
+fn condition<A: ToldFamily>(object: &Value, table: &str, sets: &Sets) -> Condition<A> {
     if let Some(length) = length(object) {
         return Condition { property: Some(length), negated: object["op"] == "!=" };
     }
     let negated = match object["op"].as_str() {
         Some("==" | "in") => false,
         Some("!=") => true,
-        _ => return Condition::default(),
+        _ => return Condition { property: None, negated: false },
     };
     let (left, mut right) = (&object["left"], &object["right"]);
     if let Some(set) = right.as_str().and_then(|word| word.strip_prefix('@'))
@@ -111,28 +113,36 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
     }
     let (payload, meta) = (&left["payload"], left["meta"]["key"].as_str());
     let always = |property| Condition { property: Some(property), negated: false };
-    let property = match (payload["protocol"].as_str(), payload["field"].as_str(), meta) {
+    let (protocol, field) = (payload["protocol"].as_str(), payload["field"].as_str());
+    let property = match (protocol, field, meta) {
         (Some("udp" | "th"), Some("dport"), _) => elements(right, range).map(Property::Port),
         (Some("udp" | "th"), Some("sport"), _) => elements(right, range).map(Property::SourcePort),
+        (Some("ip6" | "icmpv6"), ..) if A::NFT == "ip" => return always(Property::Known(false)),
+        (Some("ip" | "icmp"), ..) if A::NFT == "ip6" => return always(Property::Known(false)),
+        (Some("icmpv6"), Some("type"), _) => elements(right, message).map(Property::Message),
         // Whatever is asked of it, the packet has to be one.
         (Some("tcp" | "icmp"), ..) => return always(Property::OtherProtocol),
         // Names of a bridge's ports are none of hosts' devices.
         (.., Some("iifname" | "iif" | "oifname" | "oif")) if table.starts_with("bridge ") => None,
-        (Some("ether"), Some("type"), _) => any_word(right, &["ip"]).map(Property::Known),
-        (Some("ip6" | "icmpv6"), ..) => return always(Property::Known(false)),
-        (Some("ip"), Some("saddr"), _) => elements(right, address).map(Property::Source),
-        (Some("ip"), Some("daddr"), _) => elements(right, address).map(Property::Destination),
-        (Some("ip"), Some("protocol"), _) | (.., Some("l4proto")) => {
-            any_word(right, &["udp"]).map(|is_udp| Property::Protocol { is_udp })
+        (Some("ether"), Some("type"), _) => any_word(right, &[A::NFT]).map(Property::Known),
+        (Some("ip" | "ip6"), Some("saddr"), _) => elements(right, address).map(Property::Source),
+        (Some("ip" | "ip6"), Some("daddr"), _) => {
+            elements(right, address).map(Property::Destination)
+        }
+        (_, Some("protocol" | "nexthdr"), _) | (.., Some("l4proto")) => {
+            let of = |name| any_word(right, &[name]);
+            let both = of("udp").zip(of("ipv6-icmp"));
+            both.map(|(is_udp, is_icmpv6)| Property::Protocol { is_udp, is_icmpv6 })
         }
         (.., Some("iifname" | "iif")) => device(right).map(Property::ComesBy),
         (.., Some("oifname" | "oif")) => device(right).map(Property::GoesBy),
-        (.., Some("nfproto" | "protocol")) => any_word(right, &["ipv4", "ip"]).map(Property::Known),
+        (.., Some("nfproto" | "protocol")) => {
+            any_word(right, &[&A::NAME.to_lowercase(), A::NFT]).map(Property::Known)
+        }
         _ if left["fib"]["result"] == "type" && left["fib"]["flags"] == "daddr" => {
             any_word(right, &["local"]).map(|is_local| match is_local {
                 true => Property::ForHost,
-                // Neither the tunnel nor a pod sends to many.
-                false => Property::Known(false),
+                false => Property::ForMany,
             })
         }
         // A connection that begins has no state, but for that which DNAT gives it.
@@ -141,7 +151,7 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
         }
         // Which packets are not tracked, other rules say.
         _ if left["ct"]["key"] == "state" && any_word(right, &["untracked"]) == Some(false) => {
-            any_word(right, &["new"]).map(Property::Known)
+            any_word(right, &["new"]).map(|is_new| Property::State { is_new })
         }
         _ => None,
     };
@@ -149,11 +159,14 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
 }
 
 /// What is asked of the packet's length; of sets nothing is known.
-fn length(object: &Value) -> Option<Property> {
+fn length<A: ToldFamily>(object: &Value) -> Option<Property<A>> {
     let (left, right) = (&object["left"], &object["right"]);
     let field = &left["payload"];
+    let is_own = field["protocol"] == A::NFT;
+    // IPv6's own leaves out the header.
+    let left_out = if is_own && A::NFT == "ip6" { A::HEADER_BYTES.into() } else { 0 };
     let is_length = left["meta"]["key"] == "length"
-        || field["field"] == "length" && (field["protocol"] == "ip" || field["protocol"] == "udp");
+        || field["field"] == "length" && (is_own || field["protocol"] == "udp");
     if !is_length {
         return None;
     }
@@ -168,7 +181,7 @@ fn length(object: &Value) -> Option<Property> {
             None => (number()?, number()?),
         },
     };
-    Some(Property::Length(first, last))
+    Some(Property::Length(first.saturating_add(left_out), last.saturating_add(left_out)))
 }
 
 fn device(name: &Value) -> Option<String> {
@@ -214,12 +227,23 @@ fn bare(element: &Value) -> &Value {
     if element["elem"].is_object() { &element["elem"]["val"] } else { element }
 }
 
-fn address(value: &Value) -> Option<Prefix> {
+fn address<A: IpAddress>(value: &Value) -> Option<Prefix<A>> {
     let (network, length) = (&value["prefix"]["addr"], &value["prefix"]["len"]);
     match value.as_str() {
         Some(text) => prefix(text),
         None => prefix(&format!("{}/{}", network.as_str()?, length.as_u64()?)),
     }
+}
+
+/// A type of ICMPv6 messages, of which those of neighbour discovery count (RFC 4861).
+fn message(value: &Value) -> Option<(u8, u8)> {
+    let number = match value.as_str() {
+        Some("nd-neighbor-solicit") => 135,
+        Some("nd-neighbor-advert") => 136,
+        Some(other) if !other.starts_with('@') => 0,
+        _ => u8::deserialize(value).ok()?,
+    };
+    Some((number, number))
 }
 
 /// A port, or a range of them.

@@ -3,10 +3,10 @@
 use super::iptables::parse as parse_iptables;
 use super::nftables::parse as parse_nftables;
 use super::*;
+use std::net::Ipv6Addr;
 
 const DATAGRAM: Packet<'static> = Packet {
-    udp_port: Some(8285),
-    source_port: Some(8285),
+    content: Content::Udp { port: 8285, source_port: Some(8285) },
     sources: None,
     destinations: None,
     comes_by: Some("eth0"),
@@ -16,17 +16,21 @@ const DATAGRAM: Packet<'static> = Packet {
 
 fn for_pods() -> Packet<'static> {
     Packet {
-        udp_port: None,
-        source_port: None,
+        content: Content::Any,
         sources: Some("10.5.0.0/16".parse().unwrap()),
         destinations: Some("10.5.1.0/24".parse().unwrap()),
         comes_by: Some("flannel0"),
-        ..Packet::default()
+        goes_by: None,
+        is_for_host: false,
     }
 }
 
 /// By what a packet is dropped.
-fn dropped(chains: &[Chain], hooks: &[Hook], packet: &Packet<'_>) -> Option<String> {
+fn dropped<A: KernelFamily>(
+    chains: &[Chain<A>],
+    hooks: &[Hook],
+    packet: &Packet<'_, A>,
+) -> Option<String> {
     let (by, _) = dropped_by(chains, hooks, packet, "gone")?;
     by.strip_suffix(", so gone").map(str::to_owned).or(Some(by))
 }
@@ -136,7 +140,7 @@ fn nft_rules_are_followed() {
         assert_eq!(found.is_some(), is_dropped, "{right}");
     }
     assert_eq!(nft(r#"{"xt": null}, {"accept": null}"#, "drop"), None);
-    assert_eq!(parse_nftables("no JSON"), None);
+    assert_eq!(parse_nftables::<Ipv4Addr>("no JSON"), None);
 }
 
 #[test]
@@ -243,7 +247,7 @@ fn rules_by_the_source_port_may_drop() {
         let chains = parse_iptables(&format!("*filter\n:INPUT ACCEPT [0:0]\n{rule}\nCOMMIT\n"));
         may_drop(&chains, RECEIVED, packet).is_some()
     };
-    let vxlan = Packet { source_port: None, ..DATAGRAM };
+    let vxlan = Packet { content: Content::Udp { port: 8285, source_port: None }, ..DATAGRAM };
     for (rule, expected) in [
         ("-A INPUT -p udp -m multiport --sports 1000:9000 -j DROP", true),
         ("-A INPUT -p udp -m udp --sport 53 -j DROP", false),
@@ -386,4 +390,117 @@ fn what_nobody_diverts_has_no_such_state() {
         let by = nft(&format!(r#"{condition},{{"accept":null}}"#), "drop");
         assert_eq!(by.is_none(), lets_pass, "{condition}: {by:?}");
     }
+}
+
+/// As nft 1.0.6 and ip6tables-save 1.8.9 print them, on a host with rules of each family.
+const BOTH: &str = include_str!("golden/both.json");
+const OF_IP6TABLES: &str = include_str!("golden/ip6tables.rules");
+
+fn of_v6(content: Content) -> Packet<'static, Ipv6Addr> {
+    Packet {
+        content,
+        sources: None,
+        destinations: None,
+        comes_by: Some("eth0"),
+        goes_by: None,
+        is_for_host: true,
+    }
+}
+
+fn vxlan_v6() -> Packet<'static, Ipv6Addr> {
+    of_v6(Content::Udp { port: 8472, source_port: None })
+}
+
+#[test]
+fn rules_are_of_the_families_of_their_tables() {
+    let (v4, v6) = (parse_nftables(BOTH).unwrap(), parse_nftables(BOTH).unwrap());
+    let vxlan = Packet { content: Content::Udp { port: 8472, source_port: None }, ..DATAGRAM };
+    let by = dropped(&v4, RECEIVED, &vxlan).unwrap();
+    assert!(by.starts_with("ip a:"), "{by}");
+    let from = |text: &str| Packet { sources: text.parse().ok(), ..vxlan_v6() };
+    assert_eq!(dropped(&v6, RECEIVED, &from("fd99::2/128")), None, "it is one of the nodes");
+    let by = dropped(&v6, RECEIVED, &from("fd98::2/128")).unwrap();
+    assert!(by.contains("ip6 a") && by.contains("drop"), "{by}");
+
+    // Of the table of both, each rule counts for its own.
+    let by = dropped(&v6, SENT, &vxlan_v6()).unwrap();
+    assert!(by.starts_with("inet b:") && by.contains(" 6 "), "{by}");
+    assert_eq!(dropped(&v4, SENT, &vxlan), None);
+    let pods = Packet { destinations: "fd00:5:0:1::/64".parse().ok(), ..of_v6(Content::Any) };
+    let by = dropped(&v6, FORWARDED, &pods).unwrap();
+    assert!(by.starts_with("inet b:") && by.contains(" 2 "), "{by}");
+    assert_eq!(dropped(&v4, FORWARDED, &for_pods()), None);
+    let (by, place) = may_drop(&v4, FORWARDED, &for_pods()).unwrap();
+    assert!(by.contains(" 3 ") && place.contains("inet b"), "{by}");
+
+    let saved = parse_iptables(OF_IP6TABLES);
+    assert_eq!(dropped(&saved, RECEIVED, &from("fd99::2/128")), None, "it is one of the nodes");
+    let to_this = Packet { destinations: "fd99::1/128".parse().ok(), ..from("fd98::2/128") };
+    let by = dropped(&saved, RECEIVED, &to_this).unwrap();
+    assert!(by.contains("-d fd99::1/128"), "{by}");
+    let by = dropped(&saved, RECEIVED, &from("fd98::2/128")).unwrap();
+    assert!(by.contains("INPUT") && !by.contains("-A"), "its policy: {by}");
+    let by = dropped(&saved, FORWARDED, &pods).unwrap();
+    assert!(by.contains("-d fd00:5::/48"), "{by}");
+}
+
+/// Without it no host finds another of its link, whatever port is open.
+#[test]
+fn neighbour_discovery_is_told_from_other_icmpv6() {
+    let nft: Vec<Chain<Ipv6Addr>> = parse_nftables(BOTH).unwrap();
+    let saved = parse_iptables(OF_IP6TABLES);
+    let is_lost = |chains: &[_], hooks, kind| {
+        dropped(chains, hooks, &of_v6(Content::Discovery(kind))).is_some()
+    };
+    assert!(is_lost(&nft, RECEIVED, 135) && is_lost(&nft, RECEIVED, 136), "not accepted");
+    assert!(!is_lost(&nft, SENT, 135) && is_lost(&nft, SENT, 136), "one of both is dropped");
+    assert!(!is_lost(&saved, RECEIVED, 135) && is_lost(&saved, RECEIVED, 136));
+
+    let policy = "*filter\n:INPUT DROP [0:0]\n";
+    for (rule, passes) in [
+        ("-A INPUT -p ipv6-icmp -j ACCEPT", true),
+        ("-A INPUT ! -p udp -j ACCEPT", true),
+        // It is not tracked.
+        ("-A INPUT -m conntrack --ctstate NEW,RELATED,ESTABLISHED -j ACCEPT", false),
+        ("-A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT", true),
+        ("-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT", false),
+        ("-A INPUT -p ipv6-icmp -m icmp6 --icmpv6-type 128 -j ACCEPT", false),
+        // Some may come from there.
+        ("-A INPUT -s fe80::/10 -j ACCEPT", true),
+        ("-A INPUT -m addrtype --dst-type MULTICAST -j ACCEPT", true),
+        ("-A INPUT -m hl --hl-eq 255 -j ACCEPT", true),
+        ("-A INPUT -i eth1 -p ipv6-icmp -j ACCEPT", false),
+    ] {
+        let chains = parse_iptables(&format!("{policy}{rule}\nCOMMIT\n"));
+        for kind in [135, 136] {
+            assert_eq!(!is_lost(&chains, RECEIVED, kind), passes, "{rule}");
+        }
+    }
+    let open = "*filter\n:INPUT ACCEPT [0:0]\n";
+    for (rule, is_dropped) in [
+        ("-A INPUT -p ipv6-icmp -j DROP", true),
+        ("-A INPUT -m conntrack --ctstate INVALID,NEW -j DROP", false),
+        ("-A INPUT -s fe80::/10 -p ipv6-icmp -j DROP", false),
+    ] {
+        let chains = parse_iptables(&format!("{open}{rule}\nCOMMIT\n"));
+        assert_eq!(is_lost(&chains, RECEIVED, 135), is_dropped, "{rule}");
+    }
+}
+
+/// The length that nft asks IPv6's header for is without that header.
+#[test]
+fn lengths_of_ipv6_count_its_header() {
+    let may_drop = |protocol: &str, operator: &str, bytes: u16| {
+        let text = format!(
+            r#"{{"nftables":[{{"chain":{{"family":"ip6","table":"t","name":"c","hook":"forward"}}}},
+            {{"rule":{{"family":"ip6","table":"t","chain":"c","handle":2,"expr":[{{"match":{{
+            "op":"{operator}","left":{{"payload":{{"protocol":"{protocol}","field":"length"}}}},
+            "right":{bytes}}}}},{{"drop":null}}]}}}}]}}"#
+        );
+        let chains = parse_nftables(&text).unwrap();
+        may_drop(&chains, FORWARDED, &of_v6(Content::Any)).is_some()
+    };
+    assert!(may_drop("ip6", ">", 1300) && may_drop("udp", ">", 1300));
+    assert!(!may_drop("ip6", ">", 1460), "longer than what pods send");
+    assert!(!may_drop("ip", ">", 1300), "no packet of the family");
 }
