@@ -10,25 +10,25 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6345, 64704),
+    ("backend", 6506, 66939),
     ("bin", 15, 144),
     ("config", 1766, 18215),
-    ("daemon", 3643, 37600),
+    ("daemon", 3642, 37604),
     ("control", 5777, 58331),
     ("device", 482, 5189),
     ("engine", 1846, 17249),
     ("fast_path", 571, 5164),
     ("forward", 758, 7153),
-    ("host", 2966, 31762),
+    ("host", 2974, 31824),
     ("netfilter", 1253, 12591),
     ("offload", 843, 7808),
-    ("packet", 1006, 9954),
+    ("packet", 1093, 11031),
     ("rights", 55, 575),
-    ("route", 475, 4928),
+    ("route", 486, 5043),
     ("stats", 249, 2205),
     ("status", 598, 4406),
-    ("sys", 1174, 12388),
-    ("tool", 5323, 57190),
+    ("sys", 1205, 12808),
+    ("tool", 5371, 58014),
 ];
 
 /// Lines and tokens.
