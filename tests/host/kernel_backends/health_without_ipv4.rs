@@ -147,3 +147,27 @@ fn host_gw_peers_without_ipv4_are_what_they_are() {
     let (finding, well, legs) = used.pinged(&["fd99::2"]);
     assert_eq!((finding.as_str(), well), ("host-only", false), "{legs:?}");
 }
+
+#[test]
+fn nobody_without_ipv4_is_asked_on_an_idle_network() {
+    const COUNTER: &str = "table ip6 quiet { chain out { type filter hook output priority 0; \
+                           icmpv6 type echo-request counter; }; }";
+    let assert_quiet = |backend: &str| {
+        let site = Site::start(backend);
+        wait_until(KNOWN, "the daemons leave each other in peace", || {
+            (0..2).all(|host| site.peer(host)["state"] == "idle")
+        });
+        site.lab.hosts.iter().for_each(|host| _ = host.exec(&["nft", COUNTER]));
+        // Two echoes' worth.
+        std::thread::sleep(Duration::from_secs(11));
+        for host in &site.lab.hosts {
+            let chain = host.exec(&["nft", "list", "chain", "ip6", "quiet", "out"]);
+            assert!(chain.contains("packets 0 "), "{backend}: somebody is asked: {chain}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for backend in ["vxlan", "host-gw"] {
+            scope.spawn(move || assert_quiet(backend));
+        }
+    });
+}
