@@ -5,11 +5,12 @@
 //! variables. What is logged of it must be one line, whatever the words are.
 
 use std::ffi::{OsStr, OsString};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use weft::config::flags::{self, Outcome};
-use weft::packet::echo::{self, Answer, Reply, Request};
+use weft::packet::echo::{self, Answer, Message, Reply, Request};
+use weft::packet::{Family, Header};
 
 const TOKEN: u64 = 0x7765_6674;
 
@@ -49,29 +50,53 @@ fn command_line(data: &[u8]) {
 }
 
 fn answer(packet: &[u8]) {
-    let reply = Reply::read(packet);
+    let reply = Message::read(packet).and_then(|message| Reply::of(&message));
+    // Of IPv6 there is one reader.
+    let is_answer_from = |by: IpAddr| match by {
+        IpAddr::V4(by) => echo::is_answer_from(by, packet),
+        IpAddr::V6(_) => true,
+    };
     if let Some(reply) = reply {
         assert!(usize::from(reply.total_bytes) <= packet.len());
-        assert!(echo::is_answer_from(reply.source, packet), "two readers differ: {packet:02x?}");
+        assert!(is_answer_from(reply.source), "two readers differ: {packet:02x?}");
     }
     let expected = reply.filter(|reply| reply.token == TOKEN).map(Answer::Reply);
     let token_of = |_, _, _| TOKEN;
-    match Answer::read(packet, &token_of) {
-        Some(Answer::Lost { by, .. } | Answer::Refused { by, .. }) => {
-            assert!(reply.is_none() && echo::is_answer_from(by, packet), "{packet:02x?}");
+    let read = Answer::read(packet, &token_of);
+    match read {
+        Some(Answer::Lost { by, destination, .. }) => {
+            assert!(reply.is_none() && is_answer_from(by), "{packet:02x?}");
+            assert_eq!(by.is_ipv4(), destination.is_ipv4(), "of another family: {packet:02x?}");
+        }
+        Some(Answer::Refused { by, .. }) => {
+            assert!(reply.is_none() && is_answer_from(by), "{packet:02x?}");
         }
         Some(Answer::Asked(by)) => {
-            assert!(reply.is_none() && !echo::is_answer_from(by, packet), "{packet:02x?}");
+            let is_asked = by.is_ipv6() || !is_answer_from(by);
+            assert!(reply.is_none() && is_asked, "{packet:02x?}");
         }
         found => assert_eq!(found, expected),
     }
+    // A socket of IPv6 gives the same without the header, unless extensions follow that.
+    if let Ok(header) = Header::<Ipv6Addr>::parse(packet)
+        && header.header_bytes == 40
+        && header.protocol == 58
+    {
+        let message = &packet[40..header.total_bytes.into()];
+        let message = Message::received(Some(header.source), message);
+        assert_eq!(message.and_then(|it| Answer::of(&it, &token_of)), read, "{packet:02x?}");
+    }
     echo::is_answer_from(Ipv4Addr::UNSPECIFIED, packet);
-    // What we send asks, and is no answer.
+    is_no_answer([Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST], packet);
+    is_no_answer([Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED], packet);
+}
+
+/// What we send asks, and is no answer.
+fn is_no_answer<A: Family>([source, destination]: [A; 2], packet: &[u8]) {
     let mut request = packet.to_vec();
-    let [source, destination] = [Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST];
     let (ttl, identifier, sequence, token) = (echo::TTL, 7, 1, TOKEN);
     Request { source, destination, ttl, identifier, sequence, token }.write(&mut request);
-    let is_request = (echo::ECHO_BYTES_MIN..1 << 16).contains(&request.len());
-    let asked = is_request.then_some(Answer::Asked(source));
-    assert_eq!(Answer::read(&request, &token_of), asked);
+    let is_request = (Request::<A>::BYTES_MIN..1 << 16).contains(&request.len());
+    let asked = is_request.then_some(Answer::Asked(source.into()));
+    assert_eq!(Answer::read(&request, &|_, _, _| TOKEN), asked);
 }

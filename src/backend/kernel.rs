@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
 use crate::host::netlink::NetlinkError;
-use crate::route::{Prefix, Prefixes};
+use crate::route::{Families, Prefix};
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
@@ -97,9 +97,12 @@ impl KernelBackend {
         };
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
-        // Echoes go over IPv4.
-        if !matches!(backend.means, Means::Alloc) && setup.networks.v4().is_some() {
-            let health = KernelHealth::open(backend.v4.device.as_ref().and_then(|it| it.port()));
+        if !matches!(backend.means, Means::Alloc) {
+            let port_v4 = backend.v4.device.as_ref().and_then(VxlanDevice::port);
+            let port = port_v4.or_else(|| backend.v6.device.as_ref().and_then(VxlanDevice::port));
+            let (v4, v6) = (setup.networks.v4().map(drop), setup.networks.v6().map(drop));
+            let families = Families::new(v4, v6).unwrap_or_default();
+            let health = KernelHealth::open(families, port);
             backend.reporter.reachability = health.health.view();
             backend.health = Some(health);
         }
@@ -184,25 +187,22 @@ impl KernelBackend {
     ) {
         let mut hosts: BTreeMap<_, _> = peers.values().filter_map(Ipv4Addr::peer).collect();
         hosts.retain(|subnet, _| self.v4.set.contains_key(subnet));
+        // Of peers with both families the way of IPv4 is asked for and told.
+        let others = peers.values().filter(|lease| lease.subnets.v4().is_none());
+        let mut others: BTreeMap<_, _> = others.filter_map(Ipv6Addr::peer).collect();
+        others.retain(|subnet, _| self.v6.set.contains_key(subnet));
         if let Some(health) = &mut self.health {
             let external = self.host.external();
-            let device = self.v4.device.as_ref().map(|device| device.address());
-            let own = Ipv4Addr::own(external).into_iter().chain(device).collect();
-            health.follow(&self.v4.set, &hosts, own, external.index);
+            let own = self.v4.own(external).chain(self.v6.own(external));
+            let (v4, v6) = ((&self.v4.set, hosts.clone()), (&self.v6.set, others.clone()));
+            health.follow(&v4, &v6, own.collect(), external.index);
         }
         hosts.retain(|subnet, _| !made.removed.contains(subnet));
         let lacking = made.lacking();
         let mut all: PeerHosts =
             hosts.into_iter().map(|(subnet, host)| (subnet.into(), host.into())).collect();
-        // Of peers with both families the way of IPv4 is told.
-        let others = peers.values().filter(|lease| lease.subnets.v4().is_none());
-        let is_set = |(subnet, _): &(Prefix<Ipv6Addr>, Ipv6Addr)| {
-            self.v6.set.contains_key(subnet) && !lacking_v6.contains(subnet)
-        };
-        let others = others.filter_map(Ipv6Addr::peer).filter(is_set);
-        all.extend(
-            others.filter_map(|(it, host)| Some((Prefixes::new(None, Some(it))?, host.into()))),
-        );
+        others.retain(|subnet, _| !lacking_v6.contains(subnet));
+        all.extend(others.into_iter().map(|(subnet, host)| (subnet.into(), IpAddr::V6(host))));
         let lacks = |lease: &&Lease| {
             let (v4, v6) = (lease.subnets.v4(), lease.subnets.v6());
             v4.is_some_and(|it| lacking.contains(&it))

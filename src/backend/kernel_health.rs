@@ -2,15 +2,15 @@
 //! none of them apart, but it notes when it last sent to each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use crate::backend::peer::evidence::{Hosts, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
 use crate::host::netlink::{self, NetlinkError, neighbours};
-use crate::host::state::EntryTable;
-use crate::host::tables::{Way, Ways};
-use crate::route::Prefix;
+use crate::host::state::{EntryTable, KernelFamily, PathToHost};
+use crate::host::tables::Ways;
+use crate::route::{Families, Prefix, Prefixes};
 
 /// Between two looks at whom the kernel has sent to: with the four seconds in which a peer that was
 /// idle and is dead leaves its echoes unanswered, it is known within nine.
@@ -25,20 +25,23 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct KernelHealth {
     pub(super) health: Health,
     port: Option<u16>,
-    /// The tables in which the kernel notes the peers' use.
-    tables: BTreeSet<(u32, EntryTable)>,
-    own: Vec<Ipv4Addr>,
+    /// The tables in which the kernel notes the peers' use, and whether they are of IPv6.
+    tables: BTreeSet<(u32, EntryTable, bool)>,
+    own: Vec<IpAddr>,
     /// Those that must be in a forwarding database.
-    forwarded: BTreeSet<Ipv4Addr>,
+    forwarded: BTreeSet<IpAddr>,
     /// Whom the kernel listed at the last look, and whether one of those was missing.
-    listed: BTreeSet<Ipv4Addr>,
+    listed: BTreeSet<IpAddr>,
     was_missing: bool,
 }
 
+/// What is set up of one family, and the hosts of those peers that are asked over it.
+pub(super) type Followed<'a, A> = (&'a Ways<A>, BTreeMap<Prefix<A>, A>);
+
 impl KernelHealth {
     /// `port` of the tunnel, if there is one.
-    pub(super) fn open(port: Option<u16>) -> Self {
-        let manner = Manner { port, ttl: TTL_BEYOND, is_use_rare: true };
+    pub(super) fn open(families: Families<(), ()>, port: Option<u16>) -> Self {
+        let manner = Manner { families, port, ttl: TTL_BEYOND, is_use_rare: true };
         Self {
             health: Health::open(manner),
             port,
@@ -50,33 +53,43 @@ impl KernelHealth {
         }
     }
 
-    /// Those that are `set` up are the peers from now on, with their hosts, behind the interface
-    /// with this index; this host has the `own` addresses.
+    /// These are the peers from now on, as far as they are set up, and come by the interface with
+    /// this index unless they have a device; this host has the `own` addresses.
     pub(super) fn follow(
         &mut self,
-        set: &Ways,
-        peers: &BTreeMap<Prefix, Ipv4Addr>,
-        own: Vec<Ipv4Addr>,
+        v4: &Followed<'_, Ipv4Addr>,
+        v6: &Followed<'_, Ipv6Addr>,
+        own: Vec<IpAddr>,
         external: u32,
     ) {
-        self.own = own;
+        (self.own, self.tables, self.forwarded) = (own, BTreeSet::new(), BTreeSet::new());
         let mut hosts = Hosts::new();
-        for (subnet, host) in peers {
-            // What answers there: the VXLAN device, or the host itself.
-            let target = if self.port.is_some() { subnet.network() } else { *host };
-            let interface = set.get(subnet).map_or(external, |way| way.route.interface.index);
-            let lease = Reached { subnet: *subnet, target, interface };
-            hosts.entry(*host).or_default().push(lease);
+        self.add(v4, &mut hosts);
+        if self.health.asks_over_ipv6() {
+            self.add(v6, &mut hosts);
         }
-        let table = |way: &Way| match way.entries.is_empty() {
-            true => EntryTable::Neighbours,
-            false => EntryTable::Forwarding,
-        };
-        let entries = set.values().flat_map(|way| &way.entries);
-        let forwarded = entries.filter(|entry| entry.table == EntryTable::Forwarding);
-        self.forwarded = forwarded.map(|entry| entry.address).collect();
-        self.tables = set.values().map(|way| (way.route.interface.index, table(way))).collect();
         self.health.machine.set_hosts(hosts, external);
+    }
+
+    fn add<A: KernelFamily>(&mut self, (set, peers): &Followed<'_, A>, hosts: &mut Hosts)
+    where
+        Prefixes: From<Prefix<A>>,
+    {
+        for (subnet, host) in peers {
+            let Some(way) = set.get(subnet) else { continue };
+            // What answers there: the VXLAN device, or the host itself.
+            let target = if self.port.is_some() { subnet.network() } else { *host }.into();
+            let interface = way.route.interface.index;
+            let lease = Reached { subnet: (*subnet).into(), target, interface };
+            hosts.entry((*host).into()).or_default().push(lease);
+            let table = match way.entries.is_empty() {
+                true => EntryTable::Neighbours,
+                false => EntryTable::Forwarding,
+            };
+            self.tables.insert((interface, table, target.is_ipv6()));
+            let entries = way.entries.iter().filter(|it| it.table == EntryTable::Forwarding);
+            self.forwarded.extend(entries.map(|entry| entry.address.into()));
+        }
     }
 
     /// Asks them, until the kernel lacks the forwarding entry of one, or has it again. Cancel-safe.
@@ -93,7 +106,7 @@ impl KernelHealth {
         if self.health.is_look_due(LOOK, now) {
             let ages = self.ages().await;
             now = Instant::now();
-            let used = |host: Ipv4Addr| {
+            let used = |host: IpAddr| {
                 ages.get(&host).copied().flatten().and_then(|age| now.checked_sub(age))
             };
             let count = |host, _: &[Reached]| Sample { used: Use::At(used(host)), received: 0 };
@@ -104,14 +117,7 @@ impl KernelHealth {
             self.was_missing = is_missing;
         }
         for ask in self.health.tick(now) {
-            // A tunnel's packets are lost without a word where no route leads.
-            let path = match (self.port, self.own.first()) {
-                (Some(port), Some(from)) => {
-                    let [from, to] = [*from, ask.host].map(|host| SocketAddrV4::new(host, port));
-                    netlink::path_of_datagram(from, to).await
-                }
-                _ => netlink::path_to(ask.host).await,
-            };
+            let path = self.path(ask.host).await;
             if let Err(NetlinkError::Refused(_, source)) = path {
                 self.health.note_error(ask.host, &source);
             }
@@ -119,12 +125,29 @@ impl KernelHealth {
         wants_comparison
     }
 
+    /// A tunnel's packets are lost without a word where no route leads.
+    async fn path(&self, host: IpAddr) -> Result<PathToHost, NetlinkError> {
+        let from = self.own.iter().find(|own| own.is_ipv4() == host.is_ipv4());
+        match (self.port.zip(from), host) {
+            (Some((port, from)), _) => {
+                let [from, to] = [*from, host].map(|address| SocketAddr::new(address, port));
+                netlink::path_of_datagram(from, to).await
+            }
+            (None, IpAddr::V4(host)) => netlink::path_to(host).await,
+            (None, IpAddr::V6(host)) => netlink::path_to(host).await,
+        }
+    }
+
     /// How long ago the kernel last sent to each that it lists.
-    async fn ages(&self) -> BTreeMap<Ipv4Addr, Option<Duration>> {
+    async fn ages(&self) -> BTreeMap<IpAddr, Option<Duration>> {
         let mut all = BTreeMap::new();
-        for (index, table) in &self.tables {
+        for (index, table, is_ipv6) in &self.tables {
+            let listed = match is_ipv6 {
+                false => neighbours::used::<Ipv4Addr>(*index, *table, &self.listed).await,
+                true => neighbours::used::<Ipv6Addr>(*index, *table, &self.listed).await,
+            };
             // One that can't be listed now can be at the next look.
-            all.extend(neighbours::used(*index, *table, &self.listed).await.unwrap_or_default());
+            all.extend(listed.unwrap_or_default());
         }
         all
     }

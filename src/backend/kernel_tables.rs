@@ -2,6 +2,7 @@
 //! what they must be.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
@@ -13,6 +14,7 @@ use crate::backend::vxlan::{Unusable, VxlanDevice};
 use crate::control::lease::Lease;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
+use crate::host::interface::ExternalInterface;
 use crate::host::listing::{FamilyListing, Listing};
 use crate::host::netlink::{NetlinkError, neighbours};
 use crate::host::state::{KernelFamily, Route};
@@ -69,6 +71,12 @@ pub(super) struct Made<A: KernelFamily> {
 }
 
 impl<A: CarriedFamily> FamilyTables<A> {
+    /// This host's addresses: the external interface's, and the device's.
+    pub(super) fn own(&self, external: &ExternalInterface) -> impl Iterator<Item = IpAddr> {
+        let device = self.device.as_ref().map(VxlanDevice::address);
+        A::own(external).into_iter().chain(device).map(Into::into)
+    }
+
     pub(super) fn new(networks: Vec<Prefix<A>>, device: Option<VxlanDevice<A>>) -> Self {
         let (set, repaired, logged) = Default::default();
         Self { networks, device, set, repaired, logged }

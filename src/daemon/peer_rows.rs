@@ -2,7 +2,7 @@
 //! packets.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
@@ -47,7 +47,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                 row.ipv6_via = has_ipv6.then_some(Via::Tunnel(*address));
                 let via = Via::Tunnel(*address);
                 (row.via, row.state, row.why) = (via, PeerState::Idle, None);
-                asked(row, &reachability, *address.ip(), Some(address.port()));
+                asked(row, &reachability, (*address.ip()).into(), Some(address.port()));
                 let path_mtu_bytes = reachability.path_mtus.get(&subnet).copied();
                 row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
                 row.from_source_ports = Some(spread.contains(address.ip()));
@@ -79,13 +79,12 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             for row in &mut rows {
                 let subnets = row.subnets().map(Prefixes::first);
                 if let Some(host) = subnets.and_then(|subnets| hosts.get(&subnets)) {
-                    // Echoes go over IPv4.
-                    let is_asked = is_asked && host.is_ipv4();
+                    // Over IPv6 perhaps nobody is.
+                    let is_known = host.is_ipv4() || reachability.contacts.contains_key(host);
+                    let is_asked = is_asked && is_known;
                     let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
                     (row.via, row.state, row.why) = (Via::Host(*host), unasked, None);
-                    if let IpAddr::V4(host) = host {
-                        asked(row, &reachability, *host, port);
-                    }
+                    asked(row, &reachability, *host, port);
                 } else if running.kind == BackendKind::Alloc {
                     (row.state, row.why) = (PeerState::Unmanaged, None);
                 }
@@ -139,7 +138,7 @@ fn shared(host: IpAddr, leases: &[&Lease], kind: BackendKind) -> String {
 }
 
 /// Fills in how a peer is that is asked.
-fn asked(row: &mut Peer, reachability: &Reachability, host: Ipv4Addr, port: Option<u16>) {
+fn asked(row: &mut Peer, reachability: &Reachability, host: IpAddr, port: Option<u16>) {
     let Some(contact) = reachability.contacts.get(&host) else { return };
     let ago = |at: Instant| at.elapsed().as_secs();
     row.state = contact.state.word();
@@ -198,6 +197,8 @@ pub(super) fn traffic(taken: PeerCounts) -> Traffic {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::control::lease::{LeaseAttributes, RawJson};
     use crate::route::Prefix;

@@ -11,7 +11,7 @@ pub mod neighbours;
 pub mod policies;
 pub mod routes;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use futures_util::{StreamExt, stream};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
@@ -23,7 +23,7 @@ use rtnetlink::packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::packet_route::rule::RuleMessage;
-use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec};
 
 use crate::host::state::{Address, KernelFamily, Link, LinkId, MacAddress, PathToHost, RouteSpec};
 use crate::route::Prefix;
@@ -40,9 +40,6 @@ const REQUESTS_MAX: usize = 64;
 /// The metric of a blackhole route: the last of all. With flannel's 0 it takes the traffic of the
 /// pods' bridge, if it is there before the bridge has its address.
 pub const BLACKHOLE_METRIC: u32 = u32::MAX;
-
-/// Length of a prefix that is one host.
-const HOST_LENGTH_BITS: u8 = 32;
 
 /// The protocol's number.
 const UDP: u8 = 17;
@@ -94,10 +91,23 @@ pub async fn path_to<A: KernelFamily>(destination: A) -> Result<PathToHost> {
 
 /// How the kernel would send a UDP datagram now that goes `from` an address of this host:
 /// routing rules may go by all of it. Kernels before 4.17 ignore protocol and ports.
-pub async fn path_of_datagram(from: SocketAddrV4, to: SocketAddrV4) -> Result<PathToHost> {
-    let query = to_host(*to.ip()).source_prefix(*from.ip(), HOST_LENGTH_BITS);
-    let query = query.ip_protocol(UDP).sport(from.port()).dport(to.port());
-    path(format!("find the route from {from} to {to}"), query.build()).await
+pub async fn path_of_datagram(
+    from: impl Into<SocketAddr>,
+    to: impl Into<SocketAddr>,
+) -> Result<PathToHost> {
+    let (from, to) = (from.into(), to.into());
+    let mut query = match to.ip() {
+        IpAddr::V4(to) => decode::to_host(to),
+        IpAddr::V6(to) => decode::to_host(to),
+    };
+    query.header.source_prefix_length = query.header.destination_prefix_length;
+    query.attributes.extend([
+        RouteAttribute::Source(from.ip().into()),
+        RouteAttribute::IpProto(UDP),
+        RouteAttribute::Sport(from.port()),
+        RouteAttribute::Dport(to.port()),
+    ]);
+    path(format!("find the route from {from} to {to}"), query).await
 }
 
 /// Where it would send a packet of others that comes by this interface, if a firewall gives it
@@ -251,7 +261,6 @@ async fn list(operation: &str, request: RouteNetlinkMessage) -> Result<Vec<Route
 }
 
 type LinkEdit = LinkMessageBuilder<LinkUnspec>;
-type RouteQuery = RouteMessageBuilder<Ipv4Addr>;
 
 fn link_query() -> LinkMessage {
     let mut query = LinkMessage::default();
@@ -273,9 +282,4 @@ fn address_message<A: KernelFamily>(link: &LinkId, address: A, length_bits: u8) 
             message
         }
     }
-}
-
-/// The question behind `ip route get`.
-fn to_host(destination: Ipv4Addr) -> RouteQuery {
-    RouteQuery::new().destination_prefix(destination, HOST_LENGTH_BITS)
 }

@@ -11,6 +11,9 @@ use crate::stats::DropReason;
 /// Length of a header without extension headers.
 pub const HEADER_BYTES_MIN: usize = 40;
 
+/// Where in it the hop limit is.
+pub(super) const HOP_LIMIT_AT: usize = 7;
+
 /// The header of an IPv6 packet.
 pub type Ipv6Header = Header<Ipv6Addr>;
 

@@ -1,7 +1,7 @@
 //! A prefix of either family, or one of each: the subnets of a node, and the cluster's networks.
 
 use std::fmt;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use crate::route::{Families, Prefix, PrefixError};
@@ -23,6 +23,12 @@ pub struct Prefixes {
 impl From<Prefix> for Prefixes {
     fn from(prefix: Prefix) -> Self {
         Self::of_v4(prefix, None)
+    }
+}
+
+impl From<Prefix<Ipv6Addr>> for Prefixes {
+    fn from(prefix: Prefix<Ipv6Addr>) -> Self {
+        Self { v4: None, v6: Some(prefix) }
     }
 }
 
@@ -75,6 +81,14 @@ impl Prefixes {
     pub fn part_of(self, networks: Self) -> Option<Self> {
         let Self { v4, v6 } = self.within(networks)?;
         Self::new(v4.filter(|_| v4 != networks.v4), v6.filter(|_| v6 != networks.v6))
+    }
+
+    /// Whether `address` lies in the one of its family.
+    pub fn contains(self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.v4.is_some_and(|it| it.contains(address)),
+            IpAddr::V6(address) => self.v6.is_some_and(|it| it.contains(address)),
+        }
     }
 
     /// Whether any address lies in both.

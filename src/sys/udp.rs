@@ -73,8 +73,18 @@ pub(super) fn set_int(
     name: c_int,
     value: c_int,
 ) -> io::Result<()> {
+    set(socket, level, name, [value])
+}
+
+/// Sets an option that is an int, or several.
+pub(super) fn set<const N: usize>(
+    socket: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: [c_int; N],
+) -> io::Result<()> {
     let (start, bytes) = ((&raw const value).cast(), size_of_val(&value) as libc::socklen_t);
-    // SAFETY: the option value is one int that outlives the call, and `bytes` is its size.
+    // SAFETY: the option value outlives the call, and `bytes` is its size.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, start, bytes) }).map(drop)
 }
 

@@ -1,7 +1,7 @@
 //! The words of `weft`. Help, manual pages and completions are made from these definitions.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -130,7 +130,7 @@ pub(super) struct PingArguments {
     pub(super) all: bool,
     /// A pod on that node, to be pinged as well.
     #[arg(long, value_name = "IP", conflicts_with = "all")]
-    pub(super) pod: Option<Ipv4Addr>,
+    pub(super) pod: Option<IpAddr>,
     #[command(flatten)]
     pub(super) answered: Answered,
 }

@@ -84,10 +84,9 @@ fn shown(echoes: &Echoes) -> String {
 /// Pings all nodes; `status` and `peers` are what weftd says of itself.
 pub(super) fn run(status: &Status, peers: Vec<Peer>) -> anyhow::Result<Cluster> {
     let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
-    // The echoes go over IPv4.
-    let mut pinged = match lease.ipv4() {
-        Some(_) if !peers.is_empty() => ping::run(None, None, status, &peers, false)?.peers,
-        _ => Vec::new(),
+    let mut pinged = match peers.is_empty() {
+        false => ping::run(None, None, status, &peers, false)?.peers,
+        true => Vec::new(),
     }
     .into_iter();
     let backend = status.backend.as_ref().and_then(|backend| backend.kind);

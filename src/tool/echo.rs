@@ -1,8 +1,8 @@
 //! Pings: several targets at once, each with a few echoes, from an ordinary raw socket.
 
 use std::collections::HashMap;
-use std::io::{self, ErrorKind, Read as _};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,10 @@ use rustix::io::Errno;
 use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::device::only_types;
-use crate::packet::echo::{ANSWERS, Answer, ECHO_BYTES_MIN, Reply, Request, TTL, Tokens};
-use crate::packet::ipv4::HEADER_BYTES_MIN;
+use crate::device::{only_types, receive_message};
+use crate::packet::Family;
+use crate::packet::echo::{Answer, Kinds, Message, Reply, Request, TTL, Tokens};
+use crate::sys::echo::never_fragment_ipv6;
 use crate::sys::udp::set_fragmenting;
 use crate::tool::refusal::why;
 
@@ -51,8 +52,8 @@ pub(super) enum Leg {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Echoes {
     pub(super) leg: Leg,
-    pub(super) address: Ipv4Addr,
-    /// Length of the IPv4 packets. They may not be fragmented.
+    pub(super) address: IpAddr,
+    /// Length of the packets. They may not be fragmented.
     pub(super) bytes: u16,
     pub(super) sent: usize,
     pub(super) answered: usize,
@@ -64,14 +65,14 @@ pub(super) struct Echoes {
     #[serde(skip)]
     pub(super) is_by_output: bool,
     /// Where one of them went in circles until it expired, by who says so.
-    pub(super) expired_at: Option<Ipv4Addr>,
+    pub(super) expired_at: Option<IpAddr>,
     #[serde(skip)]
     pub(super) round_trips: Vec<u64>,
 }
 
 impl Echoes {
     /// Echoes that are yet to be sent.
-    pub(super) fn new(leg: Leg, address: Ipv4Addr, bytes: u16) -> Self {
+    pub(super) fn new(leg: Leg, address: IpAddr, bytes: u16) -> Self {
         Self {
             leg,
             address,
@@ -89,7 +90,7 @@ impl Echoes {
     /// The answers were of this host, which has the address itself.
     pub(super) fn is_own(&mut self) {
         (self.answered, self.round_trip_microseconds) = (0, None);
-        let why = "this host itself has that address (`ip -4 address`), so nothing leaves it";
+        let why = "this host itself has that address (`ip address`), so nothing leaves it";
         self.refused = Some(why.to_owned());
     }
 
@@ -105,41 +106,53 @@ impl Echoes {
 /// target.
 type Sent = HashMap<u64, (usize, usize, Instant)>;
 
-/// Pings all targets of the nodes, small and large ones in turn, in less than four seconds whatever
-/// their number; those behind the host from the `pods_gateway`, if this host has that address, so
-/// that answers come back as a pod's do.
-pub(super) fn ping(
-    nodes: &mut [Vec<Echoes>],
-    pods_gateway: Option<Ipv4Addr>,
-) -> anyhow::Result<()> {
-    let socket = open().context("cannot open a raw ICMP socket: run as root (CAP_NET_RAW)")?;
-    let inner = pods_gateway.and_then(|from| {
-        let socket = open().ok()?;
-        socket.bind(&SocketAddrV4::new(from, 0).into()).ok()?;
+/// Pings all targets of the nodes, small and large ones in turn, in less than four seconds for each
+/// family whatever their number; those behind the host from one of the `pods_gateways`, if this
+/// host has that address, so that answers come back as a pod's do. A node is of one family.
+pub(super) fn ping(nodes: &mut [Vec<Echoes>], pods_gateways: &[IpAddr]) -> anyhow::Result<()> {
+    ping_over::<Ipv4Addr>(nodes, pods_gateways)?;
+    ping_over::<Ipv6Addr>(nodes, pods_gateways)
+}
+
+fn ping_over<A: Family>(nodes: &mut [Vec<Echoes>], gateways: &[IpAddr]) -> anyhow::Result<()> {
+    let is_meant = |legs: &[Echoes]| legs.first().is_some_and(|it| A::of(it.address).is_some());
+    let mut asked: Vec<_> = (0..nodes.len()).filter(|node| is_meant(&nodes[*node])).collect();
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let is_ipv6 = A::VERSION == 6;
+    let socket =
+        open(is_ipv6).context("cannot open a raw ICMP socket: run as root (CAP_NET_RAW)")?;
+    let gateway = gateways.iter().find(|it| it.is_ipv6() == is_ipv6);
+    let inner = gateway.and_then(|from| {
+        let socket = open(is_ipv6).ok()?;
+        socket.bind(&SocketAddr::new(*from, 0).into()).ok()?;
         Some(socket)
     });
     // What one node was sent tells nothing of what another has to answer.
     let (tokens, identifier, mut sequence) = (Tokens::default(), fastrand::u16(..), 0_u16);
     let mut sent = Sent::new();
     let mut packet = vec![0; PACKET_BYTES_MAX];
-    let mut asked: Vec<usize> = (0..nodes.len()).collect();
     for turn in 1..=ROUNDS * ECHOES {
         let ends_round = turn.is_multiple_of(ECHOES);
         let end = Instant::now() + if ends_round { ANSWER_MAX } else { PAUSE };
         for &node in &asked {
             for (at, target) in nodes[node].iter_mut().enumerate() {
-                let packet = &mut packet[..usize::from(target.bytes).max(ECHO_BYTES_MIN)];
-                let (source, destination) = (Ipv4Addr::UNSPECIFIED, target.address);
+                let Some(destination) = A::of(target.address) else { continue };
+                let bytes = usize::from(target.bytes).max(Request::<A>::BYTES_MIN);
+                let packet = &mut packet[..bytes];
                 sequence = sequence.wrapping_add(1);
-                let token = tokens.of(destination, sequence, packet.len() as u16);
-                Request { source, destination, ttl: TTL, identifier, sequence, token }
-                    .write(packet);
+                let token = tokens.of(target.address, sequence, bytes as u16);
+                // All zeroes: none.
+                let (source, ttl) = (A::of_bits(A::mask(0)), TTL);
+                Request { source, destination, ttl, identifier, sequence, token }.write(packet);
                 sent.insert(token, (node, at, Instant::now()));
                 target.sent += 1;
                 let by = inner.as_ref().filter(|_| target.leg != Leg::Host).unwrap_or(&socket);
-                // The kernel writes the IPv4 header.
-                let message = &packet[HEADER_BYTES_MIN..];
-                if let Err(error) = by.send_to(message, &SocketAddrV4::new(destination, 0).into()) {
+                // The kernel writes the header.
+                let message = &packet[A::HEADER_BYTES_MIN..];
+                let destination = SocketAddr::new(target.address, 0).into();
+                if let Err(error) = by.send_to(message, &destination) {
                     target.refused = Some(why(&error));
                     target.is_by_output = Errno::from_io_error(&error) == Some(Errno::PERM);
                 }
@@ -153,10 +166,17 @@ pub(super) fn ping(
     Ok(())
 }
 
-fn open() -> io::Result<Socket> {
-    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
-    only_types(socket.as_fd(), &ANSWERS)?;
-    set_fragmenting(socket.as_fd(), false)?;
+fn open(is_ipv6: bool) -> io::Result<Socket> {
+    let (domain, icmp, kinds) = match is_ipv6 {
+        false => (Domain::IPV4, Protocol::ICMPV4, Kinds::V4),
+        true => (Domain::IPV6, Protocol::ICMPV6, Kinds::V6),
+    };
+    let socket = Socket::new(domain, Type::RAW, Some(icmp))?;
+    only_types(socket.as_fd(), &kinds.answers(), is_ipv6)?;
+    match is_ipv6 {
+        false => set_fragmenting(socket.as_fd(), false)?,
+        true => never_fragment_ipv6(socket.as_fd())?,
+    }
     socket.set_recv_buffer_size(4 << 20)?;
     Ok(socket)
 }
@@ -168,7 +188,7 @@ pub(super) fn receive_within(socket: &Socket, left: Duration) -> io::Result<()> 
 
 /// Takes answers until `end`, or until all came.
 fn receive(
-    mut socket: &Socket,
+    socket: &Socket,
     end: Instant,
     tokens: &Tokens,
     sent: &mut Sent,
@@ -181,21 +201,22 @@ fn receive(
             break;
         }
         receive_within(socket, wait)?;
-        let received = match socket.read(&mut buffer) {
+        let received = match receive_message(socket.as_fd(), &mut buffer) {
             Ok(received) => received,
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => return Err(error).context("cannot receive answers"),
         };
-        let packet = &buffer[..received];
+        let token_of = |to, sequence, bytes| tokens.of(to, sequence, bytes);
+        let message = Message::received(received.source, &buffer[..received.bytes]);
+        let Some(message) = message else { continue };
         if let Some((node, target, at)) =
-            Reply::read(packet).and_then(|reply| sent.remove(&reply.token))
+            Reply::of(&message).and_then(|reply| sent.remove(&reply.token))
         {
             nodes[node][target].answer(at.elapsed());
         }
-        let token_of = |to, sequence, bytes| tokens.of(to, sequence, bytes);
         if let Some(Answer::Lost { by, destination, code: None, .. }) =
-            Answer::read(packet, &token_of)
+            Answer::of(&message, &token_of)
         {
             let meant = nodes.iter_mut().flatten().filter(|it| it.address == destination);
             meant.for_each(|target| target.expired_at = Some(by));
@@ -210,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_median_is_of_those_answered() {
-        let mut echoes = Echoes::new(Leg::Host, Ipv4Addr::LOCALHOST, 84);
+        let mut echoes = Echoes::new(Leg::Host, Ipv4Addr::LOCALHOST.into(), 84);
         assert_eq!((echoes.answered, echoes.round_trip_microseconds), (0, None));
         for milliseconds in [5, 1, 9] {
             echoes.answer(Duration::from_millis(milliseconds));

@@ -4,14 +4,14 @@
 mod conclusions;
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
 
 use crate::backend_kind::BackendKind;
 use crate::host::netlink;
-use crate::route::Prefix;
+use crate::route::{IpAddress, Prefix};
 use crate::stats::DropReason;
 use crate::status::{Lease, Peer, PeerState, SCHEMA, Status};
 use crate::tool::ask::wait_for;
@@ -52,25 +52,20 @@ pub(super) struct Report {
 /// itself; of another network namespace than where it `is_here` this one's kernel knows nothing.
 pub(super) fn run(
     node: Option<&str>,
-    pod: Option<Ipv4Addr>,
+    pod: Option<IpAddr>,
     status: &Status,
     peers: &[Peer],
     is_here: bool,
 ) -> anyhow::Result<Pinged> {
     let kind = status.backend.as_ref().and_then(|backend| backend.kind);
     let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
+    let subnet = lease.subnets().context("the lease that weftd tells of has no subnet")?;
     // Without a device the host's own address would be the source, which is no pod's.
-    let subnet = lease.subnet.context(
-        "the network has no IPv4, and these echoes go over that: `weft peers` says whether the \
-         peers are set up, and `weft explain` what becomes of a packet",
-    )?;
-    if let Some(address) = node.and_then(|name| name.parse::<Ipv6Addr>().ok()) {
-        bail!(
-            "these echoes go over IPv4: name the node by its IPv4 address or subnet, or ask \
-             `weft explain` what becomes of packets to {address}"
-        );
-    }
-    let gateway = (!has_device(kind)).then(|| subnet.first_host());
+    let gateways = [
+        subnet.v4().map(|it| IpAddr::V4(it.first_host())),
+        subnet.v6().map(|it| IpAddr::V6(it.first_host())),
+    ];
+    let gateways = gateways.into_iter().flatten().filter(|_| !has_device(kind)).collect::<Vec<_>>();
     if let Some(name) = node
         && name.parse().is_ok_and(|address| subnet.contains(address))
     {
@@ -86,20 +81,18 @@ pub(super) fn run(
     if meant.is_empty() {
         bail!("weftd knows no other node");
     }
-    let pod = pod.or_else(|| pod_named(node?, meant.first()?.subnet?));
-    if let Some((pod, subnet)) = pod.zip(meant.first().and_then(|peer| peer.subnet))
-        && !subnet.contains(pod)
-    {
-        bail!("--pod {pod} is not in {subnet}, the subnet of that node");
+    let pod = pod.or_else(|| pod_named(node?, meant.first()?));
+    if let Some((pod, peer)) = pod.zip(meant.first()) {
+        check_pod(pod, peer)?;
     }
     let is_fast = status.fast_path.as_ref().is_some_and(|fast_path| fast_path.on);
     let mut reports = Vec::new();
     for some in meant.chunks(PEERS_AT_ONCE) {
         let mut legs: Vec<_> = some.iter().map(|peer| legs(peer, kind, lease, pod)).collect();
-        echo::ping(&mut legs, gateway)?;
-        let own = wait_for(netlink::addresses::<Ipv4Addr>())?.unwrap_or_default();
+        echo::ping(&mut legs, &gateways)?;
+        let own = own_addresses()?;
         for target in legs.iter_mut().flatten().filter(|it| it.leg == Leg::Host) {
-            if own.iter().any(|it| it.address == target.address) {
+            if own.contains(&target.address) {
                 target.is_own();
             }
         }
@@ -112,12 +105,21 @@ pub(super) fn run(
         }
     }
     if let (Some(_), [peer], [report], true) = (node, meant, reports.as_mut_slice(), is_here) {
-        let first = peer.subnet.map(Prefix::first_host);
-        if let Some(to) = pod.or(first) {
-            report.add(explain::pods_ways(to, status, peers), pod.is_some());
-        }
+        let first = targets(peer).map(|targets| targets.bridge);
+        let ways = pod.or(first).map(|to| match to {
+            IpAddr::V4(to) => explain::pods_ways(to, status, peers),
+            IpAddr::V6(to) => explain::pods_ways(to, status, peers),
+        });
+        ways.into_iter().for_each(|ways| report.add(ways, pod.is_some()));
     }
     Ok(Pinged { schema: SCHEMA, peers: reports })
+}
+
+fn own_addresses() -> anyhow::Result<Vec<IpAddr>> {
+    let v4 = wait_for(netlink::addresses::<Ipv4Addr>())?.unwrap_or_default();
+    let v6 = wait_for(netlink::addresses::<Ipv6Addr>())?.unwrap_or_default();
+    let v4 = v4.into_iter().map(|it| IpAddr::V4(it.address));
+    Ok(v4.chain(v6.into_iter().map(|it| IpAddr::V6(it.address))).collect())
 }
 
 /// What weftd could not send of late: the kernel refused it, which an echo into the tunnel does not
@@ -137,19 +139,35 @@ fn failed_sends(status: &Status) -> Option<String> {
 }
 
 /// The pod that is meant, if this is the address of one.
-fn pod_named(name: &str, subnet: Prefix) -> Option<Ipv4Addr> {
+fn pod_named(name: &str, peer: &Peer) -> Option<IpAddr> {
     let address = name.parse().ok()?;
-    let is_nodes = [subnet.network(), subnet.first_host()].contains(&address);
-    (subnet.contains(address) && !is_nodes).then_some(address)
+    let is_nodes = targets(peer).is_some_and(|it| [it.device, it.bridge].contains(&address));
+    (peer.subnets()?.contains(address) && !is_nodes).then_some(address)
+}
+
+/// One address stands for a node, and its family for how it is asked.
+fn check_pod(pod: IpAddr, peer: &Peer) -> anyhow::Result<()> {
+    let Some(subnets) = peer.subnets() else { return Ok(()) };
+    if !subnets.contains(pod) {
+        bail!("--pod {pod} is not in {subnets}, the subnet of that node");
+    }
+    if targets(peer).is_some_and(|it| it.host.is_ipv4() != pod.is_ipv4()) {
+        bail!(
+            "that node is pinged over IPv4: name a pod by its IPv4 address, or ask `weft explain` \
+             what becomes of packets to {pod}"
+        );
+    }
+    Ok(())
 }
 
 fn find<'a>(peers: &'a [Peer], name: &str) -> anyhow::Result<&'a Peer> {
-    let address: Option<Ipv4Addr> = name.parse().ok();
+    let address: Option<IpAddr> = name.parse().ok();
     let is_meant = |peer: &&Peer| {
         peer.node.as_deref() == Some(name)
             || peer.shown_subnet() == name
             || address.is_some_and(|it| {
-                peer.via.host() == it || peer.subnet.is_some_and(|subnet| subnet.contains(it))
+                let subnets = peer.subnets();
+                peer.via.host() == it || subnets.is_some_and(|subnets| subnets.contains(it))
             })
     };
     let mut meant = peers.iter().filter(is_meant);
@@ -166,15 +184,30 @@ fn find<'a>(peers: &'a [Peer], name: &str) -> anyhow::Result<&'a Peer> {
     }
 }
 
-fn legs(
-    peer: &Peer,
-    kind: Option<BackendKind>,
-    lease: &Lease,
-    pod: Option<Ipv4Addr>,
-) -> Vec<Echoes> {
-    let Some((subnet, address)) = peer.ipv4() else { return Vec::new() };
+/// Where a node may answer: over IPv4 if it has that, else over IPv6.
+struct Targets {
+    host: IpAddr,
+    /// Its end of the overlay, if it has a device for that.
+    device: IpAddr,
+    /// And else.
+    bridge: IpAddr,
+}
+
+fn targets(peer: &Peer) -> Option<Targets> {
+    fn of<A: IpAddress>(host: A, subnet: Prefix<A>) -> Targets {
+        let [device, bridge] = [subnet.network().into(), subnet.first_host().into()];
+        Targets { host: host.into(), device, bridge }
+    }
+    match peer.via.host() {
+        IpAddr::V4(host) => peer.subnet.map(|subnet| of(host, subnet)),
+        IpAddr::V6(host) => peer.ipv6_subnet.map(|subnet| of(host, subnet)),
+    }
+}
+
+fn legs(peer: &Peer, kind: Option<BackendKind>, lease: &Lease, pod: Option<IpAddr>) -> Vec<Echoes> {
+    let Some(Targets { host: address, device, bridge }) = targets(peer) else { return Vec::new() };
     // Without a device of its own the other end is the bridge, which has the subnet's first host.
-    let end = if has_device(kind) { subnet.network() } else { subnet.first_host() };
+    let end = if has_device(kind) { device } else { bridge };
     let full_bytes = peer.path_mtu_bytes.unwrap_or(lease.mtu_bytes);
     let host = Echoes::new(Leg::Host, address, SMALL_BYTES);
     if !peer.state.is_sent_to() {
@@ -196,6 +229,9 @@ impl Report {
             matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf | Shows::PodAnswers)
                 || shows == Shows::NotTried && !peer.state.is_alarming();
         let mut conclusion = shows.conclusion(&legs, kind);
+        if peer.via.host().is_ipv6() {
+            conclusion = conclusion.replace("iptables-save", "ip6tables-save");
+        }
         if is_fast && shows == Shows::PodIsSilent {
             conclusion.push_str(
                 ". Or something between the hosts drops UDP without a checksum: so the fast path \
@@ -305,12 +341,13 @@ pub(super) fn render(pinged: &Pinged, style: Style) -> String {
     let mut text = String::new();
     for Report { subnet, node, legs, conclusion, well, .. } in &pinged.peers {
         writeln!(text, "{subnet} {}", node.as_deref().unwrap_or_default()).ok();
+        let width = legs.iter().map(|it| it.address.to_string().len()).fold(15, usize::max);
         for echoes in legs {
             let Echoes { leg, address, bytes, sent, answered, .. } = echoes;
             let took = echoes.round_trip_microseconds.map(|it| format!("  {}", milliseconds(it)));
             let refused = echoes.refused.as_ref().map(|why| format!("  not sent: {why}"));
             text += &format!(
-                "  {:<11}  {:<15}  {bytes:>5} bytes  {answered}/{sent}{}{}\n",
+                "  {:<11}  {:<width$}  {bytes:>5} bytes  {answered}/{sent}{}{}\n",
                 leg.to_string(),
                 address.to_string(),
                 took.unwrap_or_default(),

@@ -10,25 +10,25 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6369, 65123),
+    ("backend", 6530, 67358),
     ("bin", 15, 144),
     ("config", 1766, 18215),
-    ("daemon", 3652, 37697),
+    ("daemon", 3651, 37701),
     ("control", 5834, 58902),
     ("device", 485, 5224),
     ("engine", 1846, 17249),
     ("fast_path", 741, 6759),
     ("forward", 759, 7173),
-    ("host", 2972, 31834),
+    ("host", 2980, 31896),
     ("netfilter", 1253, 12591),
     ("offload", 843, 7808),
-    ("packet", 1006, 9954),
+    ("packet", 1093, 11031),
     ("rights", 55, 575),
-    ("route", 475, 4928),
+    ("route", 486, 5043),
     ("stats", 249, 2205),
     ("status", 598, 4406),
-    ("sys", 1174, 12388),
-    ("tool", 5618, 61251),
+    ("sys", 1205, 12808),
+    ("tool", 5665, 61900),
 ];
 
 /// Lines and tokens.

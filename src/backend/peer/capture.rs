@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -18,13 +18,14 @@ use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 use tracing::info;
 
-use super::classic_bpf::{AND, BYTE, END, EQUAL, HALF_BEHIND, HEADER, WORD};
+use super::classic_bpf::{AND, BYTE, END, EQUAL, HALF, HALF_BEHIND, HEADER, WORD};
 use super::echoes::discard;
 use super::evidence::{Evidence, Reached};
 use crate::device::ignore_outgoing;
-use crate::packet::echo::REPLY;
+use crate::packet::echo::{Kinds, Quoted};
 use crate::packet::header::protocol;
 use crate::packet::transport::{TCP_HEADER_BYTES_MIN, UDP_HEADER_BYTES, tcp_flags::ACK};
+use crate::route::{IpAddress, Prefixes};
 
 /// Peers that are watched at a time, and leases of each. Of more, others are each second: what was
 /// seen stands for twelve.
@@ -41,8 +42,9 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// Connections that are followed; when more go on, those seen last.
 const FLOWS_MAX: usize = 256;
 
-/// IPv4, as an Ethernet frame has it, and any protocol (include/uapi/linux/if_ether.h).
+/// The families, as an Ethernet frame has them, and any protocol (include/uapi/linux/if_ether.h).
 const ETH_P_IP: u16 = 0x0800;
+const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_ALL: u16 = 0x0003;
 
 /// How the option of times begins as all systems write it, first and behind two fillers.
@@ -53,7 +55,7 @@ const ACKNOWLEDGED: usize = 8;
 const TIME_ECHOED: usize = TCP_HEADER_BYTES_MIN + 8;
 
 /// A TCP flow of a peer's pod: addresses and ports.
-type Flow = [u8; 12];
+type Flow = ([IpAddr; 2], [u8; 4]);
 
 #[derive(Debug)]
 pub(super) struct Capture {
@@ -61,7 +63,7 @@ pub(super) struct Capture {
     port: Option<u16>,
     /// By which the tunnel's datagrams come.
     external: u32,
-    watched: Vec<(Ipv4Addr, Vec<Reached>)>,
+    watched: Vec<(IpAddr, Vec<Reached>)>,
     arriving: View,
     leaving: View,
     is_refused: bool,
@@ -86,7 +88,7 @@ impl Capture {
     /// Watches some of these peers, and no others, behind the `external` interface.
     pub(super) fn watch<'a>(
         &mut self,
-        hosts: impl Iterator<Item = (Ipv4Addr, &'a [Reached])>,
+        hosts: impl Iterator<Item = (IpAddr, &'a [Reached])>,
         external: u32,
         now: Instant,
     ) {
@@ -137,7 +139,7 @@ impl Capture {
     }
 
     /// Takes what has arrived: each packet with its interface, and what it shows of which peer.
-    pub(super) fn receive(&mut self, mut each: impl FnMut(&[u8], u32, Ipv4Addr, &[Evidence])) {
+    pub(super) fn receive(&mut self, mut each: impl FnMut(&[u8], u32, IpAddr, &[Evidence])) {
         self.arriving.receive(|packet, flows| {
             if let Some(seen) = seen(packet, self.port, &self.watched, flows) {
                 let interface = seen.interface.unwrap_or(self.external);
@@ -178,7 +180,7 @@ fn open(filter: Vec<Step>) -> io::Result<UdpSocket> {
 
 /// What a packet shows of whom.
 struct Seen {
-    host: Ipv4Addr,
+    host: IpAddr,
     /// By which the filter let it in; `None` for the external one.
     interface: Option<u32>,
     evidence: Vec<Evidence>,
@@ -188,28 +190,27 @@ struct Seen {
 fn seen(
     packet: &[u8],
     port: Option<u16>,
-    watched: &[(Ipv4Addr, Vec<Reached>)],
+    watched: &[(IpAddr, Vec<Reached>)],
     flows: &mut HashMap<Flow, u32>,
 ) -> Option<Seen> {
-    let source = chunk::<4>(packet, 12).map(Ipv4Addr::from)?;
-    let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
+    let packet = Quoted::read(packet)?;
     if port.is_some()
-        && packet[9] == protocol::UDP
-        && chunk(transport, 2).map(u16::from_be_bytes) == port
-        && let Some((_, leases)) = watched.iter().find(|(host, _)| *host == source)
+        && packet.protocol == protocol::UDP
+        && chunk(packet.payload, 2).map(u16::from_be_bytes) == port
+        && let Some((_, leases)) = watched.iter().find(|(host, _)| *host == packet.source)
     {
-        let evidence = vec![arrived(transport, leases)];
-        return Some(Seen { host: source, interface: None, evidence });
+        let evidence = vec![arrived(packet.payload, leases)];
+        return Some(Seen { host: packet.source, interface: None, evidence });
     }
-    let (host, lease) = owner(source, watched)?;
+    let (host, lease) = owner(packet.source, watched)?;
     let mut evidence = vec![Evidence::Heard];
-    if packet[9] == protocol::TCP && has_advanced(packet, transport, ACKNOWLEDGED, flows) {
+    if packet.protocol == protocol::TCP && has_advanced(&packet, ACKNOWLEDGED, flows) {
         evidence.push(Evidence::Acknowledged);
     }
     Some(Seen { host, interface: Some(lease.interface), evidence })
 }
 
-fn owner(pod: Ipv4Addr, watched: &[(Ipv4Addr, Vec<Reached>)]) -> Option<(Ipv4Addr, &Reached)> {
+fn owner(pod: IpAddr, watched: &[(IpAddr, Vec<Reached>)]) -> Option<(IpAddr, &Reached)> {
     watched.iter().find_map(|(host, leases)| {
         let lease = leases.iter().find(|lease| lease.subnet.contains(pod))?;
         Some((*host, lease))
@@ -221,16 +222,18 @@ fn owner(pod: Ipv4Addr, watched: &[(Ipv4Addr, Vec<Reached>)]) -> Option<(Ipv4Add
 /// acknowledges what has no bytes.
 fn passing(
     packet: &[u8],
-    watched: &[(Ipv4Addr, Vec<Reached>)],
+    watched: &[(IpAddr, Vec<Reached>)],
     flows: &mut HashMap<Flow, u32>,
-) -> Option<(Ipv4Addr, bool)> {
-    let (host, _) = owner(chunk::<4>(packet, 12).map(Ipv4Addr::from)?, watched)?;
-    let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
-    let options = transport.get(TCP_HEADER_BYTES_MIN..).unwrap_or_default();
+) -> Option<(IpAddr, bool)> {
+    let packet = Quoted::read(packet)?;
+    let (host, _) = owner(packet.source, watched)?;
+    let options = packet.payload.get(TCP_HEADER_BYTES_MIN..).unwrap_or_default();
     let at = if options.starts_with(&TIMESTAMPS) { TIME_ECHOED } else { ACKNOWLEDGED };
-    let is_answer = match packet[9] {
-        protocol::TCP => has_advanced(packet, transport, at, flows),
-        protocol::ICMP => transport.first() == Some(&REPLY),
+    let is_answer = match packet.protocol {
+        protocol::TCP => has_advanced(&packet, at, flows),
+        protocol::ICMP | protocol::ICMPV6 => {
+            packet.payload.first() == Some(&Kinds::of(packet.source).reply)
+        }
         _ => false,
     };
     Some((host, is_answer))
@@ -239,10 +242,12 @@ fn passing(
 /// Of a datagram of a peer with these leases. What VXLAN carries is not looked into: the kernel
 /// lets in whatever it is.
 fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
-    let inner = datagram.get(UDP_HEADER_BYTES..).unwrap_or_default();
-    let is_ipv4 = inner.first().is_some_and(|byte| byte >> 4 == 4);
+    let inner = Quoted::read(datagram.get(UDP_HEADER_BYTES..).unwrap_or_default());
+    // Of the other family nothing is known here.
+    let is_known =
+        |source: &IpAddr| leases.iter().any(|it| it.target.is_ipv4() == source.is_ipv4());
     // Of more leases it may be one that is not known here.
-    match chunk::<4>(inner, 12).map(Ipv4Addr::from).filter(|_| is_ipv4) {
+    match inner.map(|inner| inner.source).filter(is_known) {
         Some(source)
             if leases.len() < LEASES_MAX
                 && !leases.iter().any(|lease| lease.subnet.contains(source)) =>
@@ -254,13 +259,9 @@ fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
 }
 
 /// Whether a TCP packet has a later number at this place than an earlier one of its flow.
-fn has_advanced(
-    packet: &[u8],
-    transport: &[u8],
-    at: usize,
-    flows: &mut HashMap<Flow, u32>,
-) -> bool {
-    let (Some(ports), Some(number)) = (transport.first_chunk::<4>(), chunk(transport, at)) else {
+fn has_advanced(packet: &Quoted<'_>, at: usize, flows: &mut HashMap<Flow, u32>) -> bool {
+    let transport = packet.payload;
+    let (Some(ports), Some(number)) = (chunk(transport, 0), chunk(transport, at)) else {
         return false;
     };
     if transport.get(13).is_none_or(|flags| flags & ACK == 0) {
@@ -269,11 +270,8 @@ fn has_advanced(
     if flows.len() >= FLOWS_MAX {
         flows.clear();
     }
-    let mut flow = [0; 12];
-    flow[..8].copy_from_slice(&packet[12..20]);
-    flow[8..].copy_from_slice(ports);
     let number = u32::from_be_bytes(number);
-    let before = flows.insert(flow, number);
+    let before = flows.insert(([packet.source, packet.destination], ports), number);
     before.is_some_and(|before| (1..1 << 31).contains(&number.wrapping_sub(before)))
 }
 
@@ -295,192 +293,94 @@ const OUTGOING: u32 = 4;
 #[derive(Debug, Clone, Copy)]
 struct Step(u16, u8, u8, u32);
 
-/// Datagrams of these peers to the tunnel's port by its interface, and whatever is from their
-/// subnets by theirs.
-fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], tunnel: Option<(u16, u32)>) -> Vec<Step> {
-    let one = |code, value| Step(code, 0, 0, value);
-    // Goes on if it is equal, else skips so many.
-    let unless = |value, skip| Step(EQUAL, 0, skip, value);
-    let taken = || one(END, PACKET_BYTES as u32);
-    let end = || one(END, 0);
-    let mut program = vec![one(WORD, PROTOCOL), Step(EQUAL, 1, 0, ETH_P_IP.into())];
-    program.extend([end(), one(WORD, PACKET_TYPE)]);
-    program.extend([unless(OTHER_HOST, 1), end(), unless(OUTGOING, 1), end()]);
-    for (host, leases) in watched {
-        if let Some((port, external)) = tunnel {
-            program.extend([one(WORD, 12), unless(host.to_bits(), 8)]);
-            program.extend([one(WORD, INTERFACE), unless(external, 6)]);
-            program.extend([one(BYTE, 9), unless(protocol::UDP.into(), 4)]);
-            program.extend([one(HEADER, 0), one(HALF_BEHIND, 2), unless(port.into(), 1), taken()]);
-        }
-        for Reached { subnet, interface, .. } in leases {
-            program.extend([one(WORD, 12), one(AND, subnet.mask())]);
-            program.extend([unless(subnet.network().to_bits(), 3), one(WORD, INTERFACE)]);
-            program.extend([unless(*interface, 1), taken()]);
+const fn one(code: u16, value: u32) -> Step {
+    Step(code, 0, 0, value)
+}
+
+const TAKEN: Step = one(END, PACKET_BYTES as u32);
+const LEFT: Step = one(END, 0);
+
+/// What is loaded, and what that must be.
+type Condition = (Vec<Step>, u32);
+
+/// Goes on with `then` if all of these hold, else behind it.
+fn if_all(conditions: Vec<Condition>, then: Vec<Step>) -> Vec<Step> {
+    conditions.into_iter().rev().fold(then, |behind, (loads, value)| {
+        // With IPv6 some twenty steps at most.
+        let unless = Step(EQUAL, 0, behind.len() as u8, value);
+        loads.into_iter().chain([unless]).chain(behind).collect()
+    })
+}
+
+/// That the source lies in a network of its family.
+fn is_from<A: IpAddress>(network: A, length_bits: u8) -> Vec<Condition> {
+    let (ethertype, at) = if A::BITS == 32 { (ETH_P_IP, 12) } else { (ETH_P_IPV6, 8) };
+    let parts = words(network).into_iter().zip(words(A::of_bits(A::mask(length_bits))));
+    let part = |(at, (word, mask))| (vec![one(WORD, at), one(AND, mask)], word);
+    let parts = (at..).step_by(4).zip(parts).filter(|(_, (_, mask))| *mask != 0).map(part);
+    std::iter::once((vec![one(WORD, PROTOCOL)], ethertype.into())).chain(parts).collect()
+}
+
+fn words(address: impl Into<IpAddr>) -> Vec<u32> {
+    match address.into() {
+        IpAddr::V4(address) => vec![address.to_bits()],
+        IpAddr::V6(address) => {
+            let octets = address.octets();
+            octets.as_chunks().0.iter().map(|word| u32::from_be_bytes(*word)).collect()
         }
     }
-    program.push(end());
+}
+
+/// That it is from the subnet of a lease.
+fn is_of(subnet: Prefixes) -> Vec<Condition> {
+    match (subnet.v4(), subnet.v6()) {
+        (Some(v4), _) => is_from(v4.network(), v4.length_bits()),
+        (None, Some(v6)) => is_from(v6.network(), v6.length_bits()),
+        // Never seen: there is one.
+        (None, None) => Vec::new(),
+    }
+}
+
+/// That it is a datagram of this host to this port. Extension headers of IPv6 are not looked
+/// behind: tunnels send none.
+fn is_datagram(host: IpAddr, port: u16) -> Vec<Condition> {
+    let (from, protocol_at, port_at) = match host {
+        IpAddr::V4(host) => (is_from(host, 32), 9, vec![one(HEADER, 0), one(HALF_BEHIND, 2)]),
+        IpAddr::V6(host) => (is_from(host, 128), 6, vec![one(HALF, 42)]),
+    };
+    let of_port = [(vec![one(BYTE, protocol_at)], protocol::UDP.into()), (port_at, port.into())];
+    from.into_iter().chain(of_port).collect()
+}
+
+/// Datagrams of these peers to the tunnel's port by its interface, and whatever is from their
+/// subnets by theirs.
+fn filter(watched: &[(IpAddr, Vec<Reached>)], tunnel: Option<(u16, u32)>) -> Vec<Step> {
+    let unless = |value, skip| Step(EQUAL, 0, skip, value);
+    let by = |interface| vec![one(WORD, INTERFACE), unless(interface, 1), TAKEN];
+    let mut program = vec![one(WORD, PACKET_TYPE)];
+    program.extend([unless(OTHER_HOST, 1), LEFT, unless(OUTGOING, 1), LEFT]);
+    for (host, leases) in watched {
+        if let Some((port, external)) = tunnel {
+            program.extend(if_all(is_datagram(*host, port), by(external)));
+        }
+        for Reached { subnet, interface, .. } in leases {
+            program.extend(if_all(is_of(*subnet), by(*interface)));
+        }
+    }
+    program.push(LEFT);
     program
 }
 
 /// Whatever is from their subnets and leaves by another interface than theirs.
-fn filter_of_leaving(watched: &[(Ipv4Addr, Vec<Reached>)]) -> Vec<Step> {
-    let one = |code, value| Step(code, 0, 0, value);
-    let unless = |value, skip| Step(EQUAL, 0, skip, value);
-    let end = || one(END, 0);
-    let mut program = vec![one(WORD, PROTOCOL), Step(EQUAL, 1, 0, ETH_P_IP.into()), end()];
-    program.extend([one(WORD, PACKET_TYPE), Step(EQUAL, 1, 0, OUTGOING), end()]);
+fn filter_of_leaving(watched: &[(IpAddr, Vec<Reached>)]) -> Vec<Step> {
+    let mut program = vec![one(WORD, PACKET_TYPE), Step(EQUAL, 1, 0, OUTGOING), LEFT];
     for Reached { subnet, interface, .. } in watched.iter().flat_map(|(_, leases)| leases) {
-        program.extend([one(WORD, 12), one(AND, subnet.mask())]);
-        program.extend([unless(subnet.network().to_bits(), 3), one(WORD, INTERFACE)]);
-        program.extend([Step(EQUAL, 1, 0, *interface), one(END, PACKET_BYTES as u32)]);
+        let by_another = vec![one(WORD, INTERFACE), Step(EQUAL, 1, 0, *interface), TAKEN];
+        program.extend(if_all(is_of(*subnet), by_another));
     }
-    program.push(end());
+    program.push(LEFT);
     program
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-    const PORT: Option<u16> = Some(8285);
-    const EXTERNAL: u32 = 2;
-    const TUNNEL: u32 = 7;
-
-    fn watched() -> Vec<(Ipv4Addr, Vec<Reached>)> {
-        let subnet = "10.5.1.0/24".parse().unwrap();
-        let lease = Reached { subnet, target: Ipv4Addr::new(10, 5, 1, 0), interface: TUNNEL };
-        vec![(HOST, vec![lease])]
-    }
-
-    fn packet(source: [u8; 4], kind: u8, transport: &[u8]) -> Vec<u8> {
-        let mut packet = vec![0; 20];
-        (packet[0], packet[9]) = (0x45, kind);
-        packet[12..16].copy_from_slice(&source);
-        packet.extend(transport);
-        packet
-    }
-
-    fn tcp(acknowledged: u32, flags: u8) -> Vec<u8> {
-        let mut segment = vec![0; 20];
-        segment[8..12].copy_from_slice(&acknowledged.to_be_bytes());
-        segment[13] = flags;
-        packet([10, 5, 1, 7], protocol::TCP, &segment)
-    }
-
-    fn all(packets: &[Vec<u8>]) -> Vec<Evidence> {
-        let (watched, mut flows) = (watched(), HashMap::new());
-        let each = packets.iter().filter_map(|packet| seen(packet, PORT, &watched, &mut flows));
-        each.flat_map(|seen| (assert_eq!(seen.host, HOST), seen.evidence).1).collect()
-    }
-
-    #[test]
-    fn the_tunnel_and_what_comes_out_of_it_are_told_apart() {
-        let datagram = [0, 0, 0x20, 0x5d, 0, 8, 0, 0];
-        assert_eq!(all(&[packet(HOST.octets(), protocol::UDP, &datagram)]), [Evidence::Arrived]);
-        let inner = packet([10, 5, 1, 9], protocol::UDP, &datagram);
-        assert_eq!(all(&[inner]), [Evidence::Heard]);
-        let carrying = |source| [&datagram[..], &packet(source, protocol::UDP, &[])].concat();
-        let tunnelled = |source| packet(HOST.octets(), protocol::UDP, &carrying(source));
-        let foreign = Evidence::Foreign([10, 5, 2, 9].into(), false);
-        let both = [tunnelled([10, 5, 1, 9]), tunnelled([10, 5, 2, 9])];
-        assert_eq!(all(&both), [Evidence::Arrived, foreign]);
-        let vxlan = [&datagram[..], &[8; 40]].concat();
-        assert_eq!(all(&[packet(HOST.octets(), protocol::UDP, &vxlan)]), [Evidence::Arrived]);
-        let other_port = packet(HOST.octets(), protocol::UDP, &[0; 8]);
-        let stranger = packet([192, 0, 2, 9], protocol::UDP, &datagram);
-        assert_eq!(all(&[other_port, stranger, vec![0x45; 11], vec![]]), []);
-    }
-
-    #[test]
-    fn only_an_advance_shows_that_our_packets_arrive() {
-        let [heard, goes_on] = [Evidence::Heard, Evidence::Acknowledged];
-        assert_eq!(all(&[tcp(7, ACK), tcp(7, ACK)]), [heard, heard], "sent again");
-        assert_eq!(all(&[tcp(7, ACK), tcp(8, ACK)]), [heard, heard, goes_on]);
-        assert_eq!(all(&[tcp(u32::MAX, ACK), tcp(3, ACK)]), [heard, heard, goes_on], "wrapped");
-        assert_eq!(all(&[tcp(7, ACK), tcp(6, ACK)]), [heard, heard], "reordered");
-        assert_eq!(all(&[tcp(0, 2), tcp(1, 2)]), [heard, heard], "nothing acknowledged");
-    }
-
-    /// Who only receives acknowledges no bytes, but is answered by its own times.
-    #[test]
-    fn what_leaves_for_a_pod_may_be_an_answer() {
-        let answers = |packets: &[Vec<u8>]| {
-            let (watched, mut flows) = (watched(), HashMap::new());
-            let passing = |packet: &Vec<u8>| passing(packet, &watched, &mut flows);
-            let passed: Vec<_> = packets.iter().filter_map(passing).collect();
-            assert!(passed.iter().all(|(host, _)| *host == HOST));
-            passed.iter().filter(|(_, is_answer)| *is_answer).count()
-        };
-        let timed = |echoed: u32| {
-            let mut packet = tcp(7, ACK);
-            packet.extend([&TIMESTAMPS[..], &[9; 4], &echoed.to_be_bytes()].concat());
-            packet
-        };
-        assert_eq!(answers(&[timed(5), timed(5)]), 0, "sent again");
-        assert_eq!(answers(&[timed(5), timed(6), timed(6)]), 1);
-        assert_eq!(answers(&[tcp(7, ACK), tcp(8, ACK)]), 1, "without times");
-        assert_eq!(answers(&[timed(5)[..46].to_vec()]), 0, "cut");
-        let icmp = |kind| packet([10, 5, 1, 7], protocol::ICMP, &[kind, 0, 0, 0]);
-        assert_eq!(answers(&[icmp(REPLY)]), 1);
-        assert_eq!(answers(&[icmp(8)]), 0, "its pings are its own affair");
-        assert_eq!(answers(&[packet([10, 5, 9, 7], protocol::ICMP, &[REPLY])]), 0, "no peer");
-        assert_eq!(all(&[icmp(REPLY)]), [Evidence::Heard], "rules may drop it yet");
-    }
-
-    #[test]
-    fn a_filter_fits_the_kernel() {
-        let leases = vec![watched()[0].1[0]; LEASES_MAX];
-        let most = vec![(HOST, leases); HOSTS_MAX];
-        assert!(filter(&most, Some((8285, EXTERNAL))).len() < 4096, "BPF_MAXINSNS");
-        assert!(filter_of_leaving(&most).len() < 4096, "BPF_MAXINSNS");
-        assert_eq!(filter(&watched(), None).len(), 15);
-    }
-
-    /// As the kernel runs it: how much of a packet for this host, which came by this interface, is
-    /// taken.
-    fn taken(program: &[Step], packet: &[u8], interface: u32) -> u32 {
-        let (mut at, mut accumulator, mut header) = (0, 0, 0);
-        let load = |at: u32, bytes: u32| {
-            let bytes = &packet[at as usize..(at + bytes) as usize];
-            bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
-        };
-        loop {
-            let Step(code, yes, no, value) = program[at];
-            at += 1;
-            match (code, value) {
-                (WORD, PROTOCOL) => accumulator = u32::from(ETH_P_IP),
-                (WORD, PACKET_TYPE) => accumulator = 0,
-                (WORD, INTERFACE) => accumulator = interface,
-                (WORD, _) => accumulator = load(value, 4),
-                (BYTE, _) => accumulator = load(value, 1),
-                (HEADER, _) => header = 4 * (load(value, 1) & 0x0f),
-                (HALF_BEHIND, _) => accumulator = load(header + value, 2),
-                (AND, _) => accumulator &= value,
-                (EQUAL, _) => at += usize::from(if accumulator == value { yes } else { no }),
-                (END, _) => return value,
-                _ => panic!("{code:#x}"),
-            }
-        }
-    }
-
-    #[test]
-    fn what_comes_another_way_is_not_taken() {
-        let inner = packet([10, 5, 1, 9], protocol::TCP, &[0; 20]);
-        let datagram = [0x20, 0x5d, 0x20, 0x5d, 0, 8, 0, 0];
-        let outer = packet(HOST.octets(), protocol::UDP, &datagram);
-        let stranger = packet([192, 0, 2, 9], protocol::UDP, &datagram);
-        let whole = PACKET_BYTES as u32;
-        let tunnelled = filter(&watched(), Some((8285, EXTERNAL)));
-        // Of a pod's interface there is no more to say.
-        for (interface, of_inner, of_outer) in
-            [(TUNNEL, whole, 0), (EXTERNAL, 0, whole), (9, 0, 0), (0, 0, 0)]
-        {
-            assert_eq!(taken(&tunnelled, &inner, interface), of_inner, "{interface}");
-            assert_eq!(taken(&tunnelled, &outer, interface), of_outer, "{interface}");
-            assert_eq!(taken(&tunnelled, &stranger, interface), 0, "{interface}");
-            assert_eq!(taken(&filter(&watched(), None), &outer, interface), 0, "{interface}");
-        }
-    }
-}
+mod tests;

@@ -4,6 +4,8 @@
 pub(super) const WORD: u16 = 0x20;
 /// Loads a byte.
 pub(super) const BYTE: u16 = 0x30;
+/// Loads a half.
+pub(super) const HALF: u16 = 0x28;
 /// Takes the length of the IPv4 header at such a place for the index.
 pub(super) const HEADER: u16 = 0xb1;
 /// Loads a half so far behind the index.

@@ -1,11 +1,11 @@
 //! What the state machine of the peers is told, and what it asks for.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::state::Obstacle;
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 /// Between two ticks while something is in question, and between two looks at counts, which cost
 /// more.
@@ -16,11 +16,11 @@ pub(in crate::backend) const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::backend) struct Ask {
     /// The peer's host.
-    pub(in crate::backend) host: Ipv4Addr,
+    pub(in crate::backend) host: IpAddr,
     /// Whose echo is asked for.
-    pub(in crate::backend) target: Ipv4Addr,
+    pub(in crate::backend) target: IpAddr,
     /// Behind the peer: an echo to it is to expire there. `None` while echoes are answered.
-    pub(in crate::backend) beyond: Option<Ipv4Addr>,
+    pub(in crate::backend) beyond: Option<IpAddr>,
     /// Whether to ask the host as well, and the kernel for the way to it.
     pub(in crate::backend) asks_host: bool,
     /// What comes back in the answer.
@@ -67,12 +67,12 @@ pub(in crate::backend) enum Evidence {
     Arrived,
     /// The same, from a pod or a tunnel whose address is in no lease of it, and whether it is in
     /// one of another peer.
-    Foreign(Ipv4Addr, bool),
+    Foreign(IpAddr, bool),
     /// Our datagrams are refused.
     Refused {
         /// By whom.
-        by: Ipv4Addr,
-        /// The code, of type 3.
+        by: IpAddr,
+        /// The code: see `Reason`.
         code: u8,
     },
     /// They can't be sent.
@@ -84,13 +84,13 @@ pub(in crate::backend) enum Evidence {
 /// One lease of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::backend) struct Reached {
-    /// The subnet of its pods.
-    pub(in crate::backend) subnet: Prefix,
+    /// The subnet of its pods, of the family over which it is asked.
+    pub(in crate::backend) subnet: Prefixes,
     /// What answers echoes there.
-    pub(in crate::backend) target: Ipv4Addr,
+    pub(in crate::backend) target: IpAddr,
     /// By which interface packets from there come: the tunnel's, or the external one.
     pub(in crate::backend) interface: u32,
 }
 
 /// The leases of each host.
-pub(in crate::backend) type Hosts = BTreeMap<Ipv4Addr, Vec<Reached>>;
+pub(in crate::backend) type Hosts = BTreeMap<IpAddr, Vec<Reached>>;

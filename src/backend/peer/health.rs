@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,8 @@ use super::echoes::{ECHO_BYTES, Echo, Echoes};
 use super::evidence::{Ask, Evidence, LOOK, Reached, Sample};
 use super::machine::Machine;
 use super::state::{Obstacle, Reachability};
-use crate::packet::echo::{Answer, Reply, TTL};
-use crate::route::Prefix;
-
-/// The code of ICMP's type 3 by which the kernel says to itself that a neighbour does not answer
-/// (`ipv4_link_failure`). A firewall's REJECT says others.
-const HOST_UNREACHABLE: u8 = 1;
-
-/// Codes by which somebody refuses a datagram: no such protocol or port, and firewalls. The others
-/// say that a router knows no way.
-const REFUSALS: [u8; 5] = [2, 3, 9, 10, 13];
+use crate::packet::echo::{Answer, Message, Reason, Reply, TTL};
+use crate::route::{Families, Prefix};
 
 /// Messages that come within this time are taken together, so that a flood of them is no load. The
 /// kernel says when each came.
@@ -38,6 +30,8 @@ const LONG: Duration = Duration::from_secs(3600);
 /// What is particular to a backend.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::backend) struct Manner {
+    /// Over which peers are asked.
+    pub(in crate::backend) families: Families<(), ()>,
     /// Of the tunnel, if there is one.
     pub(in crate::backend) port: Option<u16>,
     /// With so many routers left, an echo expires at the peer.
@@ -64,7 +58,7 @@ pub(in crate::backend) struct Health {
 
 impl Health {
     pub(in crate::backend) fn open(manner: Manner) -> Self {
-        let echoes = Echoes::open(manner.is_use_rare).inspect_err(|error| {
+        let echoes = Echoes::open(manner.families, manner.is_use_rare).inspect_err(|error| {
             warn!(
                 "peers are not asked how they are, and paths not measured: no raw ICMP socket \
                  ({error}); grant CAP_NET_RAW"
@@ -88,6 +82,11 @@ impl Health {
         self.published.subscribe()
     }
 
+    /// Whether peers without IPv4 are asked, as far as anybody is.
+    pub(in crate::backend) fn asks_over_ipv6(&self) -> bool {
+        self.echoes.as_ref().is_none_or(Echoes::has_ipv6)
+    }
+
     /// Whether to look at counts now; the next look is `period` later.
     pub(in crate::backend) fn is_look_due(&mut self, period: Duration, now: Instant) -> bool {
         let is_due = now >= self.next_look;
@@ -100,7 +99,7 @@ impl Health {
     /// Takes in what was counted of each peer, and publishes how they are.
     pub(in crate::backend) fn look(
         &mut self,
-        count: impl FnMut(Ipv4Addr, &[Reached]) -> Sample,
+        count: impl FnMut(IpAddr, &[Reached]) -> Sample,
         path_mtus: &BTreeMap<Prefix, u16>,
         now: Instant,
     ) {
@@ -118,7 +117,7 @@ impl Health {
     /// handed to `others`, if they came the way that they must.
     pub(in crate::backend) fn receive(
         &mut self,
-        own: &[Ipv4Addr],
+        own: &[IpAddr],
         now: Instant,
         mut others: impl FnMut(Reply),
     ) {
@@ -129,7 +128,7 @@ impl Health {
         // Before the socket, which has by then what was captured, unless a rule takes it away.
         capture.receive(|packet, interface, host, evidence| {
             evidence.iter().for_each(|evidence| machine.note(host, *evidence, now));
-            let message = echoes.read(packet);
+            let message = Message::read(packet).and_then(|message| echoes.read(&message));
             captured.extend(message.map(|message| (interface, Duration::ZERO, message)));
         });
         let mut messages = echoes.receive();
@@ -181,12 +180,12 @@ impl Health {
     }
 
     /// The peers in use that left an echo unanswered.
-    pub(in crate::backend) fn in_question(&self, now: Instant) -> BTreeSet<Ipv4Addr> {
+    pub(in crate::backend) fn in_question(&self, now: Instant) -> BTreeSet<IpAddr> {
         self.machine.in_question(now).map(|(host, _)| host).collect()
     }
 
     /// This host can't send to that one.
-    pub(in crate::backend) fn note_error(&mut self, host: Ipv4Addr, error: &io::Error) {
+    pub(in crate::backend) fn note_error(&mut self, host: IpAddr, error: &io::Error) {
         // A firewall of this host may drop echoes, and not be meant for what carries packets. Of a
         // buffer that is full for a moment nothing follows.
         let is_passing =
@@ -223,8 +222,8 @@ fn meaning(
     interface: u32,
     machine: &Machine,
     port: Option<u16>,
-    own: &[Ipv4Addr],
-) -> Option<(Ipv4Addr, Evidence)> {
+    own: &[IpAddr],
+) -> Option<(IpAddr, Evidence)> {
     let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
     let answerer = |address| {
         let (host, by) = machine.place_of(address)?;
@@ -242,10 +241,11 @@ fn meaning(
                 if is_target { Evidence::Echoed(reply.sequence) } else { Evidence::HostAnswered };
             Some((host, evidence))
         }
-        // The kernel takes a packet from one of its own addresses from nobody but itself.
+        // The kernel takes a packet of IPv4 from one of its own addresses from nobody but itself.
         Answer::Lost { by, destination, code, .. } if own.contains(&by) => {
             let (host, _) = machine.place_of(destination)?;
-            (code == Some(HOST_UNREACHABLE)).then_some((host, neighbour))
+            let reason = code.map(|code| Reason::of(by, code));
+            (reason == Some(Reason::NoHost)).then_some((host, neighbour))
         }
         Answer::Lost { by, destination, sequence, code } => {
             let (host, _) = machine.place_of(destination)?;
@@ -255,17 +255,23 @@ fn meaning(
             (is_answer && answerer(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
         }
         Answer::Refused { by, code, source, destination, echo_to } => {
-            let (host, _) = machine.place_of(*destination.ip())?;
+            let (host, _) = machine.place_of(destination.ip())?;
+            let asked = echo_to.and_then(|address| machine.place_of(address));
+            let has_echo = asked.is_some_and(|(asked, _)| asked == host);
+            let reason = Reason::of(by, code);
             if Some(destination.port()) != port || !own.contains(&source) {
                 None
             } else if own.contains(&by) {
                 let forbidden = Evidence::Unsendable(Obstacle::Errno(Errno::PERM.raw_os_error()));
-                Some((host, if code == HOST_UNREACHABLE { neighbour } else { forbidden }))
+                let evidence = if reason == Reason::NoHost { neighbour } else { forbidden };
+                // That of IPv6 takes it from others, too.
+                (by.is_ipv4() || has_echo).then_some((host, evidence))
             } else {
-                // Of routers nothing is known, but that they have seen an echo to it.
-                let asked = echo_to.and_then(|address| machine.place_of(address));
-                let is_on_path = by == host || asked.is_some_and(|(asked, _)| asked == host);
-                (is_on_path && interface == machine.external && REFUSALS.contains(&code))
+                // Of routers nothing is known, but that they have seen an echo to it. Who knows no
+                // way does not refuse.
+                let is_refusal = matches!(reason, Reason::NoPort | Reason::Forbidden);
+                let is_on_path = by == host || has_echo;
+                (is_on_path && interface == machine.external && is_refusal)
                     .then_some((host, Evidence::Refused { by, code }))
             }
         }
@@ -293,17 +299,17 @@ fn refusal(error: io::Error) -> Option<Evidence> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddrV4;
+    use std::net::{Ipv4Addr, SocketAddr};
 
     use super::*;
     use crate::backend::peer::evidence::Hosts;
     use crate::packet::echo::Answer::{Lost, Refused, Reply as Echo};
 
-    const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-    const TARGET: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
-    const BEYOND: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 254);
-    const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 254);
+    const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9));
+    const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 5, 1, 0));
+    const BEYOND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 5, 1, 254));
+    const ROUTER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 254));
     const EXTERNAL: u32 = 2;
     const TUNNEL: u32 = 7;
     const POD: u32 = 9;
@@ -311,14 +317,14 @@ mod tests {
     /// What a message shows of the host, which leases a subnet behind this interface.
     fn shown(message: Answer, by: u32, lease: u32) -> Option<Evidence> {
         let mut machine = Machine::new(false, 1);
-        let subnet = "10.5.1.0/24".parse().unwrap();
+        let subnet = "10.5.1.0/24".parse::<Prefix>().unwrap().into();
         let reached = Reached { subnet, target: TARGET, interface: lease };
         machine.set_hosts(Hosts::from([(HOST, vec![reached])]), EXTERNAL);
         let meaning = meaning(message, by, &machine, Some(8285), &[OWN]);
         meaning.map(|(host, evidence)| (assert_eq!(host, HOST), evidence).1)
     }
 
-    fn reply(source: Ipv4Addr) -> Answer {
+    fn reply(source: IpAddr) -> Answer {
         Echo(Reply { source, total_bytes: 84, token: 0, sequence: 7 })
     }
 
@@ -346,7 +352,7 @@ mod tests {
     #[test]
     fn a_refusal_is_of_the_host_or_by_who_has_seen_an_echo() {
         let refusal = |by, source, port, echo_to, interface| {
-            let destination = SocketAddrV4::new(HOST, port);
+            let destination = SocketAddr::new(HOST, port);
             let answer = Refused { by, code: 3, source, destination, echo_to };
             shown(answer, interface, TUNNEL)
         };
@@ -354,14 +360,14 @@ mod tests {
         assert_eq!(refusal(HOST, OWN, 8285, None, EXTERNAL), refused(HOST));
         assert_eq!(refusal(ROUTER, OWN, 8285, Some(TARGET), EXTERNAL), refused(ROUTER));
         assert_eq!(refusal(ROUTER, OWN, 8285, None, EXTERNAL), None, "nothing of ours");
-        let another = Some(Ipv4Addr::new(10, 5, 2, 0));
+        let another = Some(IpAddr::V4(Ipv4Addr::new(10, 5, 2, 0)));
         assert_eq!(refusal(ROUTER, OWN, 8285, another, EXTERNAL), None, "an echo to another");
         assert_eq!(refusal(HOST, OWN, 8285, Some(TARGET), POD), None, "from a pod");
         assert_eq!(refusal(HOST, OWN, 8285, Some(TARGET), TUNNEL), None, "out of the tunnel");
         assert_eq!(refusal(HOST, ROUTER, 8285, Some(TARGET), EXTERNAL), None, "of somebody else");
         assert_eq!(refusal(HOST, OWN, 53, Some(TARGET), EXTERNAL), None, "of another program");
         let own = |code, expected| {
-            let destination = SocketAddrV4::new(HOST, 8285);
+            let destination = SocketAddr::new(HOST, 8285);
             let refused = Refused { by: OWN, code, source: OWN, destination, echo_to: None };
             let lost = Lost { by: OWN, destination: TARGET, sequence: 7, code: Some(code) };
             assert_eq!(shown(refused, 1, TUNNEL), Some(expected), "code {code}");
@@ -372,5 +378,45 @@ mod tests {
         for by_firewall in [3, 9, 10, 13] {
             own(by_firewall, Evidence::Unsendable(Obstacle::Errno(1)));
         }
+    }
+
+    /// What a message of IPv6 by `by` shows of a host without IPv4, behind a tunnel.
+    fn shown_of_ipv6(message: Answer) -> Option<Evidence> {
+        let mut machine = Machine::new(false, 1);
+        let subnet = "fd00:5:1::/64".parse().unwrap();
+        let reached = Reached { subnet, target: ip("fd00:5:1::"), interface: TUNNEL };
+        machine.set_hosts(Hosts::from([(ip("fd99::1"), vec![reached])]), EXTERNAL);
+        let meaning = meaning(message, EXTERNAL, &machine, Some(8472), &[ip("fd99::9")]);
+        meaning.map(|(host, evidence)| (assert_eq!(host, ip("fd99::1")), evidence).1)
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn messages_of_ipv6_show_the_same_by_their_own_codes() {
+        let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
+        let [host, own, target] = ["fd99::1", "fd99::9", "fd00:5:1::"].map(ip);
+        for (code, evidence) in [(3, Some(neighbour)), (1, None), (0, None)] {
+            let (by, destination, code) = (own, target, Some(code));
+            let lost = Lost { by, destination, sequence: 7, code };
+            assert_eq!(shown_of_ipv6(lost), evidence, "{code:?}");
+        }
+        let beyond = ip("fd00:5:1:0:ffff:ffff:ffff:fffe");
+        let expired = Lost { by: host, destination: beyond, sequence: 7, code: None };
+        assert_eq!(shown_of_ipv6(expired), Some(Evidence::Expired(7)), "the host is a router");
+        let refused = |by, code, echo_to| {
+            let destination = SocketAddr::new(host, 8472);
+            shown_of_ipv6(Refused { by, code, source: own, destination, echo_to })
+        };
+        for code in [1, 4, 6] {
+            assert_eq!(refused(host, code, None), Some(Evidence::Refused { by: host, code }));
+        }
+        for code in [0, 3] {
+            assert_eq!(refused(host, code, None), None, "no way is no refusal: {code}");
+        }
+        assert_eq!(refused(own, 3, Some(target)), Some(neighbour));
+        assert_eq!(refused(own, 3, None), None, "anybody may say so in this host's name");
     }
 }

@@ -10,7 +10,7 @@
 //! sends to are left alone.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::evidence::{Ask, Evidence, Hosts, Reached, Sample, TICK};
@@ -30,9 +30,9 @@ pub(in crate::backend) struct Machine {
     peers: Vec<Entry>,
     /// Those in use that were not quiet at the last tick: between two ticks nobody else is looked
     /// at, and of thousands of peers these are few.
-    loud: Vec<Ipv4Addr>,
+    loud: Vec<IpAddr>,
     /// Whose target this is, or whose echoes expire on the way to it, and the lease's interface.
-    addresses: HashMap<Ipv4Addr, (Ipv4Addr, u32)>,
+    addresses: HashMap<IpAddr, (IpAddr, u32)>,
     /// By which what comes from the peers' hosts comes.
     pub(super) external: u32,
     /// How long a peer counts as in use.
@@ -43,7 +43,7 @@ pub(in crate::backend) struct Machine {
 /// What is small lies side by side: most of thousands of peers are passed over.
 #[derive(Debug)]
 struct Entry {
-    host: Ipv4Addr,
+    host: IpAddr,
     /// [`Peer::quiet_until`], unless an echo was sent since.
     quiet_until: Option<Instant>,
     peer: Box<Peer>,
@@ -87,43 +87,43 @@ impl Machine {
         }
     }
 
-    fn position(&self, host: Ipv4Addr) -> Option<usize> {
+    fn position(&self, host: IpAddr) -> Option<usize> {
         self.peers.binary_search_by_key(&host, |entry| entry.host).ok()
     }
 
-    fn entry(&self, host: Ipv4Addr) -> Option<&Entry> {
+    fn entry(&self, host: IpAddr) -> Option<&Entry> {
         self.peers.get(self.position(host)?)
     }
 
-    fn peer_mut(&mut self, host: Ipv4Addr) -> Option<&mut Peer> {
+    fn peer_mut(&mut self, host: IpAddr) -> Option<&mut Peer> {
         let at = self.position(host)?;
         self.peers.get_mut(at).map(|entry| &mut *entry.peer)
     }
 
     /// The host that answers at this address, or behind which it is, and by which interface what
     /// comes from there comes.
-    pub(super) fn place_of(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, u32)> {
+    pub(super) fn place_of(&self, address: IpAddr) -> Option<(IpAddr, u32)> {
         let place = self.addresses.get(&address).copied();
         place.or_else(|| self.position(address).map(|_| (address, self.external)))
     }
 
     /// Whether packets were sent to this peer lately.
-    pub(in crate::backend) fn is_in_use(&self, host: Ipv4Addr, now: Instant) -> bool {
+    pub(in crate::backend) fn is_in_use(&self, host: IpAddr, now: Instant) -> bool {
         self.entry(host).is_some_and(|entry| entry.peer.is_in_use(self.in_use, now))
     }
 
     /// Whether its host said of late that nobody is at the tunnel's port.
-    pub(in crate::backend) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
+    pub(in crate::backend) fn has_no_daemon(&self, host: IpAddr, now: Instant) -> bool {
         self.entry(host).is_some_and(|entry| entry.peer.has_no_daemon(host, now))
     }
 
     /// Whether this is an address whose echo is asked for.
-    pub(super) fn is_target(&self, address: Ipv4Addr) -> bool {
+    pub(super) fn is_target(&self, address: IpAddr) -> bool {
         self.addresses.contains_key(&address)
     }
 
     /// Whether this is an address behind a peer, at which echoes expire on purpose.
-    pub(super) fn is_beyond(&self, address: Ipv4Addr) -> bool {
+    pub(super) fn is_beyond(&self, address: IpAddr) -> bool {
         let entry = self.addresses.get(&address).and_then(|(host, _)| self.entry(*host));
         let mut leases = entry.iter().flat_map(|entry| &entry.peer.leases);
         leases.any(|lease| beyond(lease.subnet) == address)
@@ -132,7 +132,7 @@ impl Machine {
     /// Looks at what was counted of each peer.
     pub(super) fn look(
         &mut self,
-        mut count: impl FnMut(Ipv4Addr, &[Reached]) -> Sample,
+        mut count: impl FnMut(IpAddr, &[Reached]) -> Sample,
         now: Instant,
     ) {
         for Entry { host, peer, .. } in &mut self.peers {
@@ -182,7 +182,7 @@ impl Machine {
     }
 
     /// Takes in what came to be known of a peer.
-    pub(super) fn note(&mut self, host: Ipv4Addr, mut evidence: Evidence, now: Instant) {
+    pub(super) fn note(&mut self, host: IpAddr, mut evidence: Evidence, now: Instant) {
         if let Evidence::Foreign(source, is_anothers) = &mut evidence {
             let mut leases = self.peers.iter().flat_map(|entry| &entry.peer.leases);
             *is_anothers = leases.any(|lease| lease.subnet.contains(*source));
@@ -193,7 +193,7 @@ impl Machine {
     }
 
     /// The peers in use of which not all echoes were answered when they were last looked at.
-    fn loud(&self, now: Instant) -> impl Iterator<Item = (Ipv4Addr, &Peer)> {
+    fn loud(&self, now: Instant) -> impl Iterator<Item = (IpAddr, &Peer)> {
         let loud = self.loud.iter().filter_map(|host| self.entry(*host));
         loud.filter(move |entry| !entry.is_quiet(now)).map(|entry| (entry.host, &*entry.peer))
     }
@@ -218,14 +218,14 @@ impl Machine {
     }
 
     /// The peers in use that left an echo unanswered, with their leases.
-    pub(super) fn in_question(&self, now: Instant) -> impl Iterator<Item = (Ipv4Addr, &[Reached])> {
+    pub(super) fn in_question(&self, now: Instant) -> impl Iterator<Item = (IpAddr, &[Reached])> {
         let is_meant = move |peer: &Peer| peer.missed(now) > 0 && peer.is_in_use(self.in_use, now);
         let meant = self.loud(now).filter(move |(_, peer)| is_meant(peer));
         meant.map(|(host, peer)| (host, peer.leases.as_slice()))
     }
 
     /// What is known of each peer.
-    pub(super) fn contacts(&self, now: Instant) -> BTreeMap<Ipv4Addr, Contact> {
+    pub(super) fn contacts(&self, now: Instant) -> BTreeMap<IpAddr, Contact> {
         let contact = |peer: &Peer| Contact {
             state: peer.state(self.in_use, now),
             heard: peer.noted.heard,

@@ -1,12 +1,13 @@
 //! How one peer is.
 
 use std::cmp::Reverse;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use super::evidence::{Ask, Evidence, Reached, Sample, TICK, Use};
 use super::state::{Obstacle, PeerState, Way};
-use crate::route::Prefix;
+use crate::packet::echo::Reason;
+use crate::route::{IpAddress, Prefix, Prefixes};
 
 /// How long a peer counts as in use after the last packet to it: beyond the pauses between the
 /// first tries of a TCP connection.
@@ -66,9 +67,6 @@ const LATE: Duration = Duration::from_secs(2);
 /// How long evidence stands: what it takes to ask for it again, and half of it.
 const EVIDENCE: Duration = Duration::from_secs(12);
 
-/// The code of ICMP's type 3 by which a host says that nobody is at a port.
-const PORT_UNREACHABLE: u8 = 3;
-
 /// How long packets of our own may be on their way to where the kernel notes them as use, and how
 /// coarse its clock is.
 const OWN_USE: Duration = Duration::from_millis(50);
@@ -109,7 +107,7 @@ pub(super) struct Peer {
     /// Since when it has been in use, and when it last was.
     pub(super) used: Option<(Instant, Instant)>,
     pub(super) noted: Noted,
-    refused: Option<(Instant, Ipv4Addr, u8)>,
+    refused: Option<(Instant, IpAddr, u8)>,
     unsendable: Option<(Instant, Obstacle)>,
     /// When this host last refused to send an echo, and which ones it refused: bit 0 is the last.
     unasked: Option<Instant>,
@@ -143,7 +141,7 @@ pub(super) struct Noted {
     arrived: Option<Instant>,
     overheard: Option<Instant>,
     /// And whether that is in the lease of another.
-    foreign: Option<(Instant, Ipv4Addr, bool)>,
+    foreign: Option<(Instant, IpAddr, bool)>,
 }
 
 /// Who is asked first if not all can be: one answer more decides about the first ones.
@@ -156,8 +154,14 @@ pub(super) enum Urgency {
 
 /// An address behind a peer, to which an echo expires there: of a pod perhaps, whom it never
 /// reaches.
-pub(super) fn beyond(subnet: Prefix) -> Ipv4Addr {
-    Ipv4Addr::from_bits(subnet.last().to_bits() & !1)
+pub(super) fn beyond(subnet: Prefixes) -> IpAddr {
+    fn last_even<A: IpAddress>(subnet: Prefix<A>) -> IpAddr {
+        A::of_bits(subnet.last().bits() & A::mask(A::BITS - 1)).into()
+    }
+    match subnet.v4() {
+        Some(subnet) => last_even(subnet),
+        None => subnet.v6().map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), last_even),
+    }
 }
 
 impl Peer {
@@ -268,9 +272,11 @@ impl Peer {
     }
 
     /// Whether its host said of late that nobody is at the port.
-    pub(super) fn has_no_daemon(&self, host: Ipv4Addr, now: Instant) -> bool {
+    pub(super) fn has_no_daemon(&self, host: IpAddr, now: Instant) -> bool {
         self.refused.is_some_and(|(at, by, code)| {
-            (by, code) == (host, PORT_UNREACHABLE) && now.duration_since(at) < EVIDENCE
+            by == host
+                && Reason::of(by, code) == Reason::NoPort
+                && now.duration_since(at) < EVIDENCE
         })
     }
 
@@ -302,7 +308,7 @@ impl Peer {
     /// Sends an echo now, to one lease after the other until one answers. So many peers are in use.
     pub(super) fn ask(
         &mut self,
-        host: Ipv4Addr,
+        host: IpAddr,
         in_use: u32,
         random: &mut fastrand::Rng,
         now: Instant,

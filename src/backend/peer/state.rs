@@ -1,7 +1,7 @@
 //! What is known of a peer: one state of few, whatever carries its packets.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::route::Prefix;
@@ -34,8 +34,8 @@ pub enum PeerState {
     /// An ICMP error of this code came back, and no answer.
     Refused {
         /// Who sent it.
-        by: Ipv4Addr,
-        /// The code, of type 3.
+        by: IpAddr,
+        /// The code: see `Reason`.
         code: u8,
     },
     /// This host can't send to it.
@@ -50,7 +50,7 @@ pub enum Way {
     /// What it sends, or answers, reaches this host, and goes no further.
     Back,
     /// What it sends reaches this host, from such addresses, which are in no lease of it.
-    Foreign(Ipv4Addr),
+    Foreign(IpAddr),
 }
 
 /// Why this host can't send to a peer.
@@ -96,7 +96,7 @@ pub struct Contact {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reachability {
     /// Of each peer, by its host.
-    pub contacts: BTreeMap<Ipv4Addr, Contact>,
+    pub contacts: BTreeMap<IpAddr, Contact>,
     /// The subnets behind narrow paths, and the longest packet in bytes that each takes.
     pub path_mtus: BTreeMap<Prefix, u16>,
 }

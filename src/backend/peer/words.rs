@@ -1,11 +1,12 @@
 //! A peer's state in the words of whoever has to do something about it.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use rustix::io::Errno;
 
 use super::state::{Obstacle, PeerState, Way};
+use crate::packet::echo::{Kinds, Reason};
 
 const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors of its host, or \
                     packets of pods that go on, show that what is sent arrives at that host. \
@@ -17,10 +18,19 @@ const DEAF: &str = "no ping to it gets an answer, which is no fault: ICMP errors
 const UNASKED: &str = "this host may send no ping to it, so whether packets arrive there is not \
                        known; look at ";
 
+const CHECK_LOOKS: &str = "`weft check` on both hosts looks for all of them";
+
+const OR_BROADCAST: &str = ", or is it a link's broadcast address, so that the lease has a wrong \
+                            PublicIP";
+
+/// `weft check` knows rules and routes of IPv4 alone.
+const RULES_OF_IPV6: &str = "look at the rules and routes of both hosts (`nft list ruleset`, \
+                             `ip6tables-save`, `ip -6 rule`)";
+
 impl PeerState {
     /// What is known of the peer at `host`, why, and what to do; nothing if all is well. `port` is
     /// the tunnel's, if there is one.
-    pub fn why(self, host: Ipv4Addr, port: Option<u16>) -> Option<String> {
+    pub fn why(self, host: IpAddr, port: Option<u16>) -> Option<String> {
         let what = port.map_or_else(|| "packets".to_owned(), |port| format!("UDP to port {port}"));
         let daemon = "is weftd or flanneld running there, with the same backend";
         let port_too = if port.is_some() { " and port" } else { "" };
@@ -36,14 +46,21 @@ impl PeerState {
                  what this host sends is lost on the link"
             ),
             Self::InGrace => "it is new here and has not answered yet".to_owned(),
-            Self::Refused { by, code: 2 | 3 } if by == host => format!(
-                "the answer to {what} is, with the address {by}, that the port is unreachable: \
-                 {daemon}{port_too}? Else a firewall there rejects it, or a rule of this host's \
-                 OUTPUT or NAT, or a second machine has that address: `weft check` on both \
-                 hosts looks for all of them"
-            ),
+            Self::Refused { by, code } if by == host && Reason::of(by, code) == Reason::NoPort => {
+                let found = if host.is_ipv4() { CHECK_LOOKS } else { RULES_OF_IPV6 };
+                format!(
+                    "the answer to {what} is, with the address {by}, that the port is \
+                     unreachable: {daemon}{port_too}? Else a firewall there rejects it, or a rule \
+                     of this host's OUTPUT or NAT, or a second machine has that address: {found}"
+                )
+            }
             Self::Refused { by, code } => {
-                format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
+                let protocol = if by.is_ipv4() { "ICMP" } else { "ICMPv6" };
+                let kind = Kinds::of(by).unreachable;
+                format!(
+                    "{by} refuses it ({protocol} type {kind}, code {code}): a firewall rejects \
+                     {what}"
+                )
             }
             Self::OneWay(way) => one_way(way, host, &what),
             Self::Silent { host_answers: true } => format!(
@@ -79,7 +96,7 @@ impl PeerState {
 }
 
 /// One direction fails, or pings alone.
-fn one_way(way: Way, host: Ipv4Addr, what: &str) -> String {
+fn one_way(way: Way, host: IpAddr, what: &str) -> String {
     match way {
         Way::There => format!(
             "its packets arrive here, and no echo to it is answered: what is sent to it is lost, \
@@ -90,13 +107,17 @@ fn one_way(way: Way, host: Ipv4Addr, what: &str) -> String {
              `weft peers` there, its daemon hangs"
         ),
         Way::Back => format!(
-            "its packets reach this host, and none was seen to go on to a pod here: `weft check` \
-             here looks for a rule, route or rp_filter that drops {what} from {host}, or what \
-             comes out of the tunnel, with udp `weft drops` says what weftd drops; else they are \
-             damaged on the way (InCsumErrors of `nstat -az` grows), with vxlan of another VNI \
-             (`ip -d link show type vxlan` on both hosts), or what `weft check` can't judge drops \
-             them: an IPsec policy (`ip xfrm policy`) or a rule (`nft list ruleset`). If pods \
-             reach each other, such a rule drops pings alone, which is no fault"
+            "its packets reach this host, and none was seen to go on to a pod here: {} that drops \
+             {what} from {host}, or what comes out of the tunnel, with udp `weft drops` says what \
+             weftd drops; else they are damaged on the way (InCsumErrors of `nstat -az` grows), \
+             with vxlan of another VNI (`ip -d link show type vxlan` on both hosts), or what `weft \
+             check` can't judge drops them: an IPsec policy (`ip xfrm policy`) or a rule (`nft \
+             list ruleset`). If pods reach each other, such a rule drops pings alone, which is no \
+             fault",
+            match host {
+                IpAddr::V4(_) => "`weft check` here looks for a rule, route or rp_filter",
+                IpAddr::V6(_) => "look here for a rule or route (`ip6tables-save`, `ip -6 rule`)",
+            }
         ),
         Way::Foreign(source) => format!(
             "its packets arrive here from {source} and the like, which is in no lease of {host} \
@@ -107,18 +128,21 @@ fn one_way(way: Way, host: Ipv4Addr, what: &str) -> String {
 }
 
 /// Where to look for what refuses a send to this host with this errno.
-fn place(errno: Errno, host: Ipv4Addr, port: Option<u16>) -> String {
+fn place(errno: Errno, host: IpAddr, port: Option<u16>) -> String {
+    let rules = if host.is_ipv4() { "`ip rule`" } else { "`ip -6 rule`" };
     match errno {
         Errno::PERM => output_rules(port),
-        // Also of what a socket may not send to (`udp_sendmsg`, net/ipv4/udp.c).
-        Errno::ACCESS => format!(
-            "`ip route get {host}`, and the same to its subnet: does a rule (`ip rule`) or route \
-             prohibit it, perhaps for this host's own packets alone, or is {host} a link's \
-             broadcast address, so that the lease has a wrong PublicIP?"
-        ),
+        Errno::ACCESS => {
+            // Also of what a socket may not send to (`udp_sendmsg`, net/ipv4/udp.c).
+            let broadcast = if host.is_ipv4() { OR_BROADCAST } else { "" };
+            format!(
+                "`ip route get {host}`, and the same to its subnet: does a rule ({rules}) or \
+                 route prohibit it, perhaps for this host's own packets alone{broadcast}?"
+            )
+        }
         _ => format!(
-            "this host's routes and rules (`ip route get {host}`, the same to its subnet, and `ip \
-             rule`)"
+            "this host's routes and rules (`ip route get {host}`, the same to its subnet, and \
+             {rules})"
         ),
     }
 }
@@ -139,7 +163,10 @@ fn output_rules(port: Option<u16>) -> String {
 mod tests {
     use super::*;
 
-    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+    const HOST_OF_IPV6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2));
 
     /// A healthy host that drops pings, and whose pods speak UDP alone, looks the same.
     #[test]
@@ -155,6 +182,25 @@ mod tests {
         let refused = PeerState::Unsendable(Obstacle::Errno(Errno::ACCESS.raw_os_error()));
         let why = refused.why(HOST, Some(8285)).unwrap();
         assert!(why.contains("ip route get 192.0.2.2") && why.contains("broadcast"), "{why}");
+    }
+
+    /// What IPv6 does not have, and what is not looked at of it, is not spoken of.
+    #[test]
+    fn words_are_true_of_ipv6() {
+        let refused = |by, code| PeerState::Refused { by, code };
+        let forbidden = PeerState::Unsendable(Obstacle::Errno(Errno::ACCESS.raw_os_error()));
+        for (host, words, others) in [
+            (HOST, ["ICMP type 3", "rp_filter", "(`ip rule`)"], ["ICMPv6", "ip6", "ip -6"]),
+            (HOST_OF_IPV6, ["ICMPv6 type 1", "ip6tables", "ip -6 rule"], ["ICMP ", "rp_", "broad"]),
+        ] {
+            let states = [refused(host, 0), PeerState::OneWay(Way::Back), forbidden];
+            for ((state, said), unsaid) in states.into_iter().zip(words).zip(others) {
+                let why = state.why(host, Some(8472)).unwrap();
+                assert!(why.contains(said) && !why.contains(unsaid), "{why}");
+            }
+        }
+        let closed = refused(HOST_OF_IPV6, 4).why(HOST_OF_IPV6, Some(8472)).unwrap();
+        assert!(!closed.contains("code 4"), "the port may be closed: {closed}");
     }
 
     #[test]

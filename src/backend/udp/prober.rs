@@ -2,7 +2,7 @@
 //! asks for, through the tunnel's socket, and has `health` do the rest. Decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::device::TunnelSocket;
 use crate::failure::lock;
 use crate::host::mtu::IPV6_MTU_BYTES_MIN;
 use crate::packet::echo::Reply;
-use crate::route::{Peer, Prefix, Published, Table};
+use crate::route::{Families, IpAddress, Peer, Prefix, Published, Table};
 use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
@@ -69,7 +69,12 @@ pub(super) struct Prober {
 impl Prober {
     /// For the host with the TUN address `own`, and the tunnel's port.
     pub(super) fn open(own: Ipv4Addr, port: u16, ceiling_bytes: u16, taken: Arc<Taken>) -> Self {
-        let manner = Manner { port: Some(port), ttl: TTL_BEYOND, is_use_rare: false };
+        let manner = Manner {
+            families: Families::default(),
+            port: Some(port),
+            ttl: TTL_BEYOND,
+            is_use_rare: false,
+        };
         let health = Health::open(manner);
         // Without echoes, routers may fragment long datagrams.
         let unmeasured = health.echoes.as_ref().map(|_| BTreeSet::new());
@@ -118,12 +123,14 @@ impl Prober {
             self.round(seats, &routes.table.load(), interfaces);
             if is_measuring {
                 let now = Instant::now();
-                let is_away =
-                    |peer: SocketAddrV4| self.health.machine.has_no_daemon(*peer.ip(), now);
+                let is_away = |peer: SocketAddrV4| {
+                    self.health.machine.has_no_daemon((*peer.ip()).into(), now)
+                };
                 let unknown = self.paths.unknown(is_away, now).chain(below_ipv6).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
             }
             let suspects = self.health.in_question(Instant::now());
+            let suspects = suspects.into_iter().filter_map(Ipv4Addr::of).collect();
             self.unresolved.look(suspects, seats[0].socket.address, interfaces[1], routes).await;
             if let Some(hosts) = self.source_ports.changed() {
                 routes.spread.publish(hosts);
@@ -160,21 +167,24 @@ impl Prober {
         let tunnel = *seats[0].socket.address.ip();
         let Self { paths, open, source_ports, .. } = self;
         let others = |reply: Reply| {
-            let is_trial = source_ports.answered(reply.source, reply.sequence, now);
+            let Some(source) = Ipv4Addr::of(reply.source) else { return };
+            let is_trial = source_ports.answered(source, reply.sequence, now);
             if !is_trial && open.remove(&reply.sequence) {
-                paths.answered(reply.source, reply.total_bytes, now);
+                paths.answered(source, reply.total_bytes, now);
             }
         };
-        self.health.receive(&[self.own, tunnel], now, others);
+        self.health.receive(&[self.own.into(), tunnel.into()], now, others);
         if self.health.is_look_due(LOOK_AT_COUNTS, now) {
             let taken = &self.taken;
             let count = |host, leases: &[Reached]| sample(seats, taken, host, leases);
             self.health.look(count, &self.limits, now);
         }
         for ask in self.health.tick(now) {
+            let (host, target) = (Ipv4Addr::of(ask.host), Ipv4Addr::of(ask.target));
+            let Some((host, target)) = host.zip(target) else { continue };
             // The tunnel's own socket is told why it can't send.
-            let endpoint = SocketAddrV4::new(ask.host, seats[0].socket.address.port());
-            let probe = Probe { endpoint, target: ask.target, bytes: ECHO_BYTES };
+            let endpoint = SocketAddrV4::new(host, seats[0].socket.address.port());
+            let probe = Probe { endpoint, target, bytes: ECHO_BYTES };
             self.ask(seats, probe, ask.sequence);
         }
         self.try_source_ports(seats, now);
@@ -194,7 +204,7 @@ impl Prober {
         if ports.is_empty() || health.echoes.is_none() {
             return;
         }
-        for ask in source_ports.tick(|host| health.machine.is_in_use(host, now), now) {
+        for ask in source_ports.tick(|host| health.machine.is_in_use(host.into(), now), now) {
             self.sequence = self.sequence.wrapping_add(1);
             source_ports.asked(ask.host, self.sequence, now);
             let Some(socket) = ports.get(ask.port) else { continue };
@@ -226,7 +236,7 @@ impl Prober {
         if let Err(error) = seats[0].socket.send_whole(packet, endpoint)
             && bytes == ECHO_BYTES
         {
-            self.health.note_error(*endpoint.ip(), &error);
+            self.health.note_error((*endpoint.ip()).into(), &error);
         }
     }
 
@@ -265,9 +275,9 @@ impl Prober {
 fn hosts(table: &Table, interface: u32) -> Hosts {
     let mut hosts = Hosts::new();
     for peer in table.peers() {
-        let (subnet, target) = (peer.subnet, peer.subnet.network());
+        let (subnet, target) = (peer.subnet.into(), peer.subnet.network().into());
         let lease = Reached { subnet, target, interface };
-        hosts.entry(*peer.address.ip()).or_default().push(lease);
+        hosts.entry((*peer.address.ip()).into()).or_default().push(lease);
     }
     hosts
 }
@@ -278,13 +288,14 @@ fn sources(seats: &[Seat]) -> impl Iterator<Item = &TunnelSocket> {
 }
 
 /// What was counted of a peer by workers and by the kernel's programs.
-fn sample(seats: &[Seat], taken: &Taken, host: Ipv4Addr, leases: &[Reached]) -> Sample {
+fn sample(seats: &[Seat], taken: &Taken, host: IpAddr, leases: &[Reached]) -> Sample {
+    let host = Ipv4Addr::of(host).unwrap_or(Ipv4Addr::UNSPECIFIED);
     let by_workers = WorkerStats::traffic(seats.iter().map(|seat| &*seat.stats), host);
     let (mut sent, mut received) =
         (by_workers.packets_sent + by_workers.failed_sends, by_workers.packets_received);
     let endpoint = SocketAddrV4::new(host, seats[0].socket.address.port());
-    for lease in leases {
-        let by_kernel = taken.of_peer(lease.subnet, endpoint);
+    for subnet in leases.iter().filter_map(|lease| lease.subnet.v4()) {
+        let by_kernel = taken.of_peer(subnet, endpoint);
         sent += by_kernel.packets_sent;
         received += by_kernel.packets_received;
     }

@@ -73,14 +73,14 @@ pub async fn unresolved(index: u32) -> Result<BTreeMap<Ipv4Addr, bool>> {
 
 /// When the kernel last sent to each address of a table of the link numbered `index`, as ages;
 /// `None` of entries that it only made. `known` are those that were listed before.
-pub async fn used(
+pub async fn used<A: IpAddress>(
     index: u32,
     table: EntryTable,
-    known: &BTreeSet<Ipv4Addr>,
-) -> Result<BTreeMap<Ipv4Addr, Option<Duration>>> {
+    known: &BTreeSet<IpAddr>,
+) -> Result<BTreeMap<IpAddr, Option<Duration>>> {
     let used = |message: &NeighbourMessage| {
         let times = find!(message.attributes, NeighbourAttribute::CacheInfo(times) => times)?;
-        let to = destination(message)?;
+        let to = destination::<A>(message)?.into();
         let ticks = match table {
             EntryTable::Forwarding => {
                 (times.used.abs_diff(times.updated) > 1).then_some(times.used)
@@ -92,7 +92,7 @@ pub async fn used(
         };
         Some((to, ticks.map(|ticks| Duration::from_secs(ticks.into()) / TICKS_PER_SECOND)))
     };
-    Ok(list_entries::<Ipv4Addr>(index, table).await?.iter().filter_map(used).collect())
+    Ok(list_entries::<A>(index, table).await?.iter().filter_map(used).collect())
 }
 
 /// How long ago a neighbour was used, from its state and two ages of the kernel's. While its

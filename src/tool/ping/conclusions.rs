@@ -19,7 +19,7 @@ pub(super) enum Shows {
     PodAnswers,
     /// This host sends it no packets of pods.
     NotSentTo,
-    /// It has no IPv4, so nobody asked it.
+    /// Its lease has no address of the family of its subnet, so nobody asked it.
     NotTried,
     /// The cause is this host.
     Unsendable,
@@ -40,7 +40,9 @@ impl Shows {
         let text = match self {
             Self::Answers | Self::HostIsDeaf => return answers(self, legs),
             Self::NotSentTo => "this host sends it no packets: see `weft peers`",
-            Self::NotTried => "it has no IPv4, and these echoes go over that: see `weft peers`",
+            Self::NotTried => {
+                "its lease has no address of the family of its subnet to ping: see `weft peers`"
+            }
             Self::Deaf => {
                 "it answers no pings, and its host's ICMP errors or connections that go on have \
                  told weftd that packets arrive there; whether pods answer, `--pod` with a pod \

@@ -4,7 +4,7 @@ use super::*;
 use crate::status::{Lately, Via};
 
 fn echoes(leg: Leg, answered: usize) -> Echoes {
-    Echoes { sent: 10, answered, ..Echoes::new(leg, Ipv4Addr::LOCALHOST, 84) }
+    Echoes { sent: 10, answered, ..Echoes::new(leg, Ipv4Addr::LOCALHOST.into(), 84) }
 }
 
 /// What was found of a peer in this state; how many answers each leg got, the pod none was
@@ -170,7 +170,7 @@ fn an_own_address_is_no_host_that_answers() {
         .map(|(leg, answered)| echoes(leg, answered));
     legs[0].is_own();
     let Report { conclusion, shows, .. } = report(legs.to_vec(), BackendKind::Udp);
-    assert!(shows == Shows::Unsendable && conclusion.contains("`ip -4 address`"), "{conclusion}");
+    assert!(shows == Shows::Unsendable && conclusion.contains("`ip address`"), "{conclusion}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod checksum;
 mod direct;
 mod extension;
 pub(crate) mod families;
+mod health_without_ipv4;
 mod lease_only;
 mod many;
 mod on_etcd;

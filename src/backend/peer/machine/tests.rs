@@ -2,17 +2,19 @@
 
 mod many;
 
+use std::net::Ipv4Addr;
+
 use super::*;
 use crate::backend::peer::evidence::{LOOK, Use};
 use crate::backend::peer::state::{Obstacle, PeerState, Way};
 use crate::route::Prefix;
 
-const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const TARGET: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
-const BEYOND: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 254);
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 5, 1, 0));
+const BEYOND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 5, 1, 254));
 const EXTERNAL: u32 = 2;
 const TUNNEL: u32 = 7;
-const BY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const BY: IpAddr = HOST;
 
 /// A fault is known, and its end.
 const KNOWN: u64 = 10_000;
@@ -472,7 +474,7 @@ fn what_this_host_drops_is_one_way_back() {
         assert_eq!(state, PeerState::OneWay(Way::Back));
     }
     // Its pods' addresses are not those of its lease here; if some are, others are refused.
-    let [source, another] = [Ipv4Addr::new(10, 5, 9, 2), Ipv4Addr::new(192, 0, 2, 9)];
+    let [source, another] = [[10, 5, 9, 2], [192, 0, 2, 9]].map(IpAddr::from);
     let lease = |subnet: &str| {
         vec![Reached { subnet: subnet.parse().unwrap(), target: TARGET, interface: TUNNEL }]
     };

@@ -2,9 +2,12 @@
 
 use super::*;
 
+fn lease(subnet: Prefix) -> Reached {
+    Reached { subnet: subnet.into(), target: subnet.network().into(), interface: TUNNEL }
+}
+
 fn numbered_lease(number: u8) -> Reached {
-    let subnet = Prefix::new([10, 5, number, 0].into(), 24).unwrap();
-    Reached { subnet, target: subnet.network(), interface: TUNNEL }
+    lease(Prefix::new(Ipv4Addr::new(10, 5, number, 0), 24).unwrap())
 }
 
 /// A host with so many leases.
@@ -71,11 +74,8 @@ fn many(count: u32) -> Machine {
     let mut machine = Machine::new(false, 1);
     let host = |number: u32| Ipv4Addr::from_bits(0xC000_0000 + number);
     let subnet = |number: u32| Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + number * 256), 24);
-    let lease = |number| {
-        let subnet = subnet(number).unwrap();
-        Reached { subnet, target: subnet.network(), interface: TUNNEL }
-    };
-    let hosts = (0..count).map(|number| (host(number), vec![lease(number)]));
+    let lease = |number| lease(subnet(number).unwrap());
+    let hosts = (0..count).map(|number| (host(number).into(), vec![lease(number)]));
     machine.set_hosts(hosts.collect(), EXTERNAL);
     machine
 }
