@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::without_ipv4::Site;
+use super::families;
+use super::without_ipv4::{self, Site};
 use crate::support::lab::{Process, wait_until};
+use crate::support::overlay::local_store;
+use crate::support::status::Status;
 
 /// Ten seconds are promised for a state and five for the repair, on a machine that has time.
 const KNOWN: Duration = Duration::from_secs(30);
@@ -170,4 +173,28 @@ fn nobody_without_ipv4_is_asked_on_an_idle_network() {
             scope.spawn(move || assert_quiet(backend));
         }
     });
+}
+
+/// While a network gets IPv4, or loses it, some nodes have both families and others have not.
+#[test]
+fn a_peer_without_ipv4_is_asked_by_one_that_has_it_and_asks_that_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = local_store(dir.path(), &without_ipv4::config("vxlan"));
+    let lab = families::lab();
+    let home = dir.path().join("h1");
+    let _alone = lab.weftd(1, &home, &[&store, "--iface=wire0"]);
+    wait_until(KNOWN, "it gets a subnet", || home.join("subnet.env").exists());
+    std::fs::write(dir.path().join("store/config"), families::config("vxlan")).unwrap();
+    let both = families::start(&lab, dir.path(), 0, &store);
+    let pod = families::connect(&lab, 0, &both);
+    wait_until(KNOWN, "they reach each other", || {
+        lab.hosts[1].succeeds(&["ping", "-6", "-q", "-c1", "-W1", &pod])
+    });
+    let _ping = lab.hosts[1].spawn(&["ping", "-6", "-q", "-i0.2", &pod]);
+    for (host, via) in [(0, "fd99::2"), (1, "fd99::1")] {
+        let said = || Status::try_of(&dir.path().join(format!("h{host}"))).map(|it| it.0);
+        let peer = || said().and_then(|it| it.pointer("/routes/0").cloned()).unwrap_or_default();
+        let what = format!("host {host} has a peer at {via} that is ok, not {}", peer());
+        wait_until(KNOWN, &what, || peer()["via"] == via && peer()["state"] == "ok");
+    }
 }
