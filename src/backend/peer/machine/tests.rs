@@ -163,10 +163,8 @@ impl World {
             };
             let received = if self.plane == Plane::Counts { self.received } else { 0 };
             let nobody = Sample { used: Use::Sent(0), received: 0 };
-            let count = |host, _: &[Reached]| match host {
-                HOST => Sample { used, received },
-                _ => nobody,
-            };
+            let of_host = Sample { used, received };
+            let count = |host, _: &[Reached]| if host == HOST { of_host } else { nobody };
             self.machine.look(count, now);
         }
         for ask in self.machine.tick(now) {
