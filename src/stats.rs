@@ -98,8 +98,8 @@ drop_reasons! {
     BadVersion = "bad-version",
     /// The header length field is below 5 words or beyond the packet, or IPv6's extension headers
     /// go on beyond it or are more than eight.
-    /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, its memory
-    /// or network card
+    /// Look at: on the way out the pod that sends it; else which host that is not a peer sends to
+    /// the tunnel port; if a peer does, its memory or network card
     BadHeaderLength = "bad-ihl",
     /// The length field is below that of the header or beyond the packet.
     /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, an MTU that
@@ -126,7 +126,8 @@ drop_reasons! {
     /// Look at: this host's bridge for pods: is it there and up, with the subnet's first address?
     OwnSubnet = "own-subnet",
     /// The inner source can't be a host: 0/8, 127/8, 169.254/16, multicast, class E, our own TUN
-    /// address; of IPv6 unspecified, loopback, link-local, multicast, an IPv4 address.
+    /// address; of IPv6 unspecified, loopback, link-local, multicast, an IPv4 address
+    /// (::ffff:0:0/96).
     /// Look at: the pod or peer that sends with such an address
     SourceMartian = "src-martian",
     /// The inner source lies in our own subnet, yet came from the network.
@@ -144,7 +145,7 @@ drop_reasons! {
     /// that a host masquerades
     OuterPort = "outer-port",
     /// The inner destination can't be a host: 0/8, 127/8, class E; of IPv6 as for a source.
-    /// Look at: the pod that sends there
+    /// Look at: the pod or the peer that sends there
     DestinationMartian = "dst-martian",
     /// The inner destination is multicast or broadcast.
     /// Look at: the application: multicast is not carried, it must use unicast

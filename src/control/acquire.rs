@@ -249,7 +249,8 @@ impl Search<'_> {
         let (subnets, before) = (lease.subnets, lease.attributes.node_address());
         let is_usable = config.leasable(subnets).is_some();
         if !is_usable || !manager.noted(store.is_claimed_by_us(before).await)? {
-            cut_off(subnets, format_args!("that is leased to {before} now"));
+            let previous = self.previous.unwrap_or(subnets);
+            cut_off(previous, format_args!("{subnets} is leased to {before} now"));
             return Ok(None);
         }
         let now = attributes.node_address();
@@ -277,7 +278,9 @@ impl Search<'_> {
         // What another entry has by now, such as one of flannel, which compares its own key alone,
         // would be refused for ever.
         let others: Vec<_> = snapshot.taken_beside(Some(held), config.networks()).collect();
-        let kept = free_of(held.subnets, &others).and_then(|free| config.leasable(free));
+        // Pods of the last run may have addresses of a family that the entry has lost.
+        let wanted = self.previous.map_or(held.subnets, |previous| held.subnets.or(previous));
+        let kept = free_of(wanted, &others).and_then(|free| config.leasable(free));
         let subnets = self.pick(kept, &others)?;
         self.compares_all = true;
         let before = held.subnets;

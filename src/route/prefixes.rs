@@ -70,6 +70,11 @@ impl Prefixes {
         Self::new(self.v4.filter(|_| other.v4.is_some()), self.v6.filter(|_| other.v6.is_some()))
     }
 
+    /// It, and of a family that it lacks the one of `other`.
+    pub fn or(self, other: Self) -> Self {
+        Self { v4: self.v4.or(other.v4), v6: self.v6.or(other.v6) }
+    }
+
     /// What of it lies inside `networks`, each family in its own.
     pub fn within(self, networks: Self) -> Option<Self> {
         let v4 = self.v4.filter(|it| networks.v4.is_some_and(|network| network.covers(*it)));

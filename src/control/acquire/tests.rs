@@ -340,6 +340,20 @@ async fn the_last_run_s_subnet_is_kept_when_a_family_comes() {
 }
 
 #[tokio::test]
+async fn a_family_that_the_entry_lost_has_the_last_runs_subnet_again() {
+    for (other, is_free) in [("10.5.9.0-24", true), ("10.5.9.0-24&fd00:5:0:2::-64", false)] {
+        let store = MemoryStore::new();
+        store.put("10.5.7.0-24", br#"{"PublicIP":"198.51.100.1"}"#, LEASED);
+        store.put(other, br#"{"PublicIP":"198.51.100.9"}"#, LEASED);
+        let previous = "10.5.7.0/24,fd00:5:0:2::/64";
+        let own = manager(&store, Some(previous)).acquire(&dual(), &node(1)).await.unwrap();
+        let got = own.lease.subnets;
+        assert_eq!(got.v4(), subnets(previous).v4(), "pods lost their IPv4 addresses");
+        assert_eq!(got.v6() == subnets(previous).v6(), is_free, "{got} beside {other}");
+    }
+}
+
+#[tokio::test]
 async fn nodes_that_start_at_once_share_no_subnet_of_either_family() {
     for _ in 0..50 {
         let store = MemoryStore::new();

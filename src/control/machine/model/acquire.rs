@@ -61,7 +61,10 @@ impl World {
             return Some(Op::Update { held, claimed });
         }
         let taken: Vec<_> = snapshot.taken_beside(held, config.networks()).collect();
-        let kept = held.map(|held| held.subnets).or(node.previous);
+        let kept = held.map(|held| held.subnets);
+        let kept = kept.map_or(node.previous, |kept| {
+            Some(node.previous.map_or(kept, |previous| kept.or(previous)))
+        });
         let kept = kept.and_then(|kept| config.leasable(free_of(kept, &taken)?));
         let (mut v4, mut v6) = (None, None);
         if let Some(range) = &config.v4() {
