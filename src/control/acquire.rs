@@ -153,8 +153,7 @@ impl Search<'_> {
                 Err(_) if lost.is_some() => break,
                 picked => picked?,
             };
-            let vacancy = Vacancy { last_written: snapshot.last_written.clone(), replaces: None };
-            match self.create(picked, &vacancy).await {
+            match self.create(picked, &snapshot.vacancy(None)).await {
                 Err(StoreError::Conflict(key)) => lost = Some(key),
                 created => {
                     let created = created?;
@@ -290,9 +289,7 @@ impl Search<'_> {
         if !subnets.shares_with(before) {
             cut_off(before, format_args!("other entries have it, too"));
         }
-        let last_written = snapshot.last_written.clone();
-        let vacancy = Vacancy { last_written, replaces: Some(held.clone()) };
-        Ok(Some(self.create(subnets, &vacancy).await?))
+        Ok(Some(self.create(subnets, &snapshot.vacancy(Some(held.clone()))).await?))
     }
 
     /// Takes subnets, unless somebody else took them meanwhile.

@@ -10,7 +10,7 @@ use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
-use crate::control::snapshot::{Snapshot, Vacancy};
+use crate::control::snapshot::Snapshot;
 use crate::control::store::{Leased, Store};
 use crate::route::Prefixes;
 
@@ -44,8 +44,7 @@ impl SubnetManager {
         let snapshot = self.store.list().await?;
         may_reserve(&config, &snapshot, subnet, address)?;
         let reservation = Lease::reservation(subnet, node_of(address));
-        let vacancy = Vacancy { last_written: snapshot.last_written, replaces: None };
-        let ttl = self.timing.lease_ttl;
+        let (vacancy, ttl) = (snapshot.vacancy(None), self.timing.lease_ttl);
         Ok(store.create(&reservation, &vacancy, ttl, Phase::Runs).await?.lease)
     }
 

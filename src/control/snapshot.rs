@@ -127,6 +127,11 @@ pub struct OwnLease {
 }
 
 impl Snapshot {
+    /// A place for a new entry by this listing, in that of `replaces`, if there is one.
+    pub fn vacancy(&self, replaces: Option<Lease>) -> Vacancy {
+        Vacancy { last_written: self.last_written.clone(), replaces }
+    }
+
     /// All subnets of `networks` whose keys are in use, beside that of `held`, in no order: of
     /// leases, and of entries with an unreadable value, over which nobody can write. A key that
     /// covers the network or lies outside of it is no node's here, and takes nothing from anybody.

@@ -102,8 +102,7 @@ fn leased(etcd: &Etcd) -> Leased {
 
 /// A place for a new entry, as the store looks now.
 async fn listed(etcd: &Etcd) -> Vacancy {
-    let snapshot = Store::Leased(leased(etcd)).list().await.unwrap();
-    Vacancy { last_written: snapshot.last_written, replaces: None }
+    Store::Leased(leased(etcd)).list().await.unwrap().vacancy(None)
 }
 
 /// flannel's dual-stack nodes hold their IPv4 subnet by a key that names the IPv6 one too.

@@ -5,7 +5,7 @@ use super::node::{Answer, Life, Op};
 use super::{World, timing};
 use crate::control::choose::{free_of, free_subnets, held_by};
 use crate::control::lease::Lease;
-use crate::control::snapshot::{Granted, OwnLease, Snapshot, Vacancy};
+use crate::control::snapshot::{Granted, OwnLease, Snapshot};
 use crate::route::Prefixes;
 
 impl World {
@@ -61,10 +61,10 @@ impl World {
             return Some(Op::Update { held, claimed });
         }
         let taken: Vec<_> = snapshot.taken_beside(held, config.networks()).collect();
-        let kept = held.map(|held| held.subnets);
-        let kept = kept.map_or(node.previous, |kept| {
-            Some(node.previous.map_or(kept, |previous| kept.or(previous)))
-        });
+        let kept = match (held.map(|held| held.subnets), node.previous) {
+            (Some(kept), Some(previous)) => Some(kept.or(previous)),
+            (kept, previous) => kept.or(previous),
+        };
         let kept = kept.and_then(|kept| config.leasable(free_of(kept, &taken)?));
         let (mut v4, mut v6) = (None, None);
         if let Some(range) = &config.v4() {
@@ -79,8 +79,7 @@ impl World {
             let picked = kept.and_then(Prefixes::v6);
             v6 = Some(picked.or_else(|| self.random.choice(&free).copied())?);
         }
-        let last_written = snapshot.last_written.clone();
-        let vacancy = Vacancy { last_written, replaces: held.cloned() };
+        let vacancy = snapshot.vacancy(held.cloned());
         let wanted = Lease::wanted(Prefixes::new(v4, v6)?, attributes);
         Some(Op::Create { wanted, vacancy: Box::new(vacancy), claimed })
     }
