@@ -181,10 +181,15 @@ fn limit(
     };
     // Whether datagrams may be fragmented changes with the paths, and an earlier weftd's GRO ends
     // once what it has left was received.
-    let fragments = vec![is(1, libc::IPPROTO_IP)?, is(2, libc::IP_MTU_DISCOVER)?];
-    let batches = vec![is(1, libc::SOL_UDP)?, is(2, libc::UDP_GRO)?];
-    let options = vec![SeccompRule::new(fragments)?, SeccompRule::new(batches)?];
-    rules.insert(libc::SYS_setsockopt, options);
+    let options = [
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+        (libc::SOL_UDP, libc::UDP_GRO),
+    ];
+    let options = options.map(|(level, name)| {
+        Ok::<_, RightsError>(SeccompRule::new(vec![is(1, level)?, is(2, name)?])?)
+    });
+    rules.insert(libc::SYS_setsockopt, options.into_iter().collect::<Result<_, _>>()?);
     if priority != Priority::Ordinary {
         let itself = vec![is(0, 0)?];
         rules.insert(libc::SYS_sched_setattr, vec![SeccompRule::new(itself)?]);

@@ -5,13 +5,14 @@
 //! packets received = packets forwarded + packets dropped (all reasons).
 
 mod by_peer;
+mod host_key;
 mod long_sends;
 mod samples;
 
-use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use by_peer::{ByPeer, PACKET_OVERHEAD, PEERS_COUNTED_MAX, PeerTraffic, spread};
+pub use host_key::HostKey;
 pub use long_sends::LONG_BYTES;
 pub use samples::{DroppedPacket, SAMPLE_BYTES_MAX, Sample, Samples};
 
@@ -89,6 +90,10 @@ drop_reasons! {
     /// Look at: on egress usually nothing: the kernel sends IPv6 announcements on every new device;
     /// on ingress which host sends them
     Ipv6 = "ipv6",
+    /// An IPv4 packet, and this node has no IPv4 subnet.
+    /// Look at: on egress this host's routes, one of which leads into the overlay; on ingress which
+    /// host sends them
+    Ipv4 = "ipv4",
     /// An IPv6 packet from this host that concerns nobody beyond the device: neighbour discovery,
     /// router solicitations, listener reports.
     /// Look at: nothing: the kernel sends some on every device
@@ -325,17 +330,21 @@ pub struct WorkerStats {
 impl WorkerStats {
     /// Counts `packets` to a peer that could not be sent for `reason`. A full buffer is no peer's
     /// own, so the peer's count leaves it out.
-    pub fn drop_send(&self, reason: DropReason, packets: u64, dropped: DroppedPacket<'_>) {
+    pub fn drop_send(
+        &self,
+        reason: DropReason,
+        packets: u64,
+        peer: HostKey,
+        dropped: DroppedPacket<'_>,
+    ) {
         self.egress.drop_packet(reason, packets, dropped);
-        if let Some(peer) = dropped.peer
-            && reason != DropReason::SendBufferFull
-        {
-            self.by_peer.failed(*peer.ip(), packets);
+        if reason != DropReason::SendBufferFull {
+            self.by_peer.failed(peer, packets);
         }
     }
 
     /// What the `workers` counted for `peer`.
-    pub fn traffic<'a>(workers: impl IntoIterator<Item = &'a Self>, peer: Ipv4Addr) -> PeerTraffic {
+    pub fn traffic<'a>(workers: impl IntoIterator<Item = &'a Self>, peer: HostKey) -> PeerTraffic {
         let mut total = PeerTraffic::default();
         workers.into_iter().for_each(|worker| worker.by_peer.add_to(&mut total, peer));
         total
@@ -344,8 +353,6 @@ impl WorkerStats {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddrV4;
-
     use super::*;
 
     #[test]
@@ -358,7 +365,7 @@ mod tests {
             bytes_received: 8,
             failed_sends: 10,
         };
-        let peer = Ipv4Addr::new(192, 0, 2, 1);
+        let peer = HostKey::of_index(1);
         worker.by_peer.sent(peer, 1, 2, false);
         worker.by_peer.received(peer, 3, 4, || Some(peer));
         worker.by_peer.failed(peer, 5);
@@ -367,13 +374,12 @@ mod tests {
 
     #[test]
     fn a_full_buffer_is_no_peers_own_fault() {
-        let (worker, peer) =
-            (WorkerStats::default(), "192.0.2.1:8285".parse::<SocketAddrV4>().unwrap());
-        let dropped = DroppedPacket { now_ns: 1, peer: Some(peer), packet: &[] };
-        worker.drop_send(DropReason::SendBufferFull, 5, dropped);
-        worker.drop_send(DropReason::SendForbidden, 2, dropped);
+        let (worker, peer) = (WorkerStats::default(), HostKey::of_index(1));
+        let dropped = DroppedPacket { now_ns: 1, peer: None, packet: &[] };
+        worker.drop_send(DropReason::SendBufferFull, 5, peer, dropped);
+        worker.drop_send(DropReason::SendForbidden, 2, peer, dropped);
         assert_eq!(worker.egress.drops_total(), 7);
-        assert_eq!(WorkerStats::traffic([&worker], *peer.ip()).failed_sends, 2);
+        assert_eq!(WorkerStats::traffic([&worker], peer).failed_sends, 2);
     }
 
     #[test]

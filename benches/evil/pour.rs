@@ -104,7 +104,7 @@ pub(crate) fn from_network(shared: &Shared, host: &Path, far: &Path, seed: u64) 
             socket.as_fd(),
             &batch.bytes,
             (0..batch_bytes).step_by(message_bytes).take(messages).map(|at| Datagrams {
-                destination: TARGET,
+                destination: TARGET.into(),
                 segment_bytes: (message_bytes > segment_bytes).then_some(segment_bytes as u16),
                 spans: [Span::new(at, message_bytes.min(batch_bytes - at))],
             }),

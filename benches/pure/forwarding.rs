@@ -1,7 +1,7 @@
 //! Whole batches, and their two workshops, beside what the crates at hand would make of them.
 
 use std::hint::black_box;
-use std::net::SocketAddrV4;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use weft::packet::ipv4::Ipv4Header;
 
 use crate::batches::{BATCH_PACKETS, Batch, CASES, FULL_BYTES, FULL_PACKETS, SMALL_BYTES};
 use crate::slow_twin::slow_split;
-use crate::world::{POD, TCP, UDP, World, packet, pod_of, with_partial_checksum};
+use crate::world::{POD, TCP, UDP, World, net_of, packet, pod_of, with_partial_checksum};
 
 /// Every case of `scripts/instructions` in time, and two of them as the crates would do it.
 pub(crate) fn batches(c: &mut Criterion) {
@@ -61,8 +61,8 @@ impl Crates {
     fn new(outgoing: bool) -> Self {
         let world = World::new(if outgoing { 1 } else { 10_000 });
         let route = |peer: &std::sync::Arc<weft::route::Peer>| {
-            let subnet = Ipv4Net::new(peer.subnet.network(), peer.subnet.length_bits());
-            (subnet.expect("the length is at most 32"), peer.address)
+            let SocketAddr::V4(address) = peer.address else { unreachable!("of IPv4") };
+            (net_of(peer), address)
         };
         let make = |index| match outgoing {
             true => with_partial_checksum(packet(UDP, (POD, pod_of(0)), index, SMALL_BYTES)),

@@ -9,7 +9,7 @@ use ipnet::Ipv4Net;
 use prefix_trie::PrefixMap;
 use weft::route::{Peer, Published, Table};
 
-use crate::world::{Shape, peers, subnets};
+use crate::world::{Shape, net_of, peers, subnets};
 
 /// Destinations per measured pass: enough to defeat the branch predictor, and a divisor that
 /// turns the time of a pass into that of one lookup.
@@ -37,22 +37,21 @@ pub(crate) fn route_lookup(c: &mut Criterion) {
                 group.bench_function(id, |b| {
                     b.iter(|| {
                         destinations.iter().fold(0, |sum, destination| {
-                            let found = table.tunnel_address(*destination);
-                            found.map_or(sum, |address| sum ^ address.ip().to_bits())
+                            let found = table.endpoint(*destination);
+                            found.map_or(sum, |endpoint| sum ^ endpoint.host.bits())
                         })
                     });
                 });
             }
             let mut other = PrefixMap::<Ipv4Net, Arc<Peer>>::new();
             for peer in peers(&subnets(routes, Shape::Dense)) {
-                let net = Ipv4Net::new(peer.subnet.network(), peer.subnet.length_bits());
-                other.insert(net.expect("the length is at most 32"), peer);
+                other.insert(net_of(&peer), peer);
             }
             group.bench_function(BenchmarkId::new(format!("prefix-trie {order}"), routes), |b| {
                 b.iter(|| {
                     destinations.iter().fold(0, |sum, destination| {
                         let found = other.get_lpm(&Ipv4Net::from(*destination));
-                        found.map_or(sum, |(_, peer)| sum ^ peer.address.ip().to_bits())
+                        found.map_or(sum, |(_, peer)| sum ^ u32::from(peer.address.port()))
                     })
                 });
             });

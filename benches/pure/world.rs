@@ -4,8 +4,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::Arc;
 
+use ipnet::Ipv4Net;
 use weft::forward::{Context, IcmpLimiter, Leased, Local};
-use weft::route::{Peer, Prefix, Table};
+use weft::route::{Families, Peer, Prefix, Prefixes, Table};
 use weft::stats::DirectionStats;
 
 use crate::slow_twin::{fold, set_checksums, word_sum};
@@ -54,9 +55,15 @@ pub(crate) fn peers(subnets: &[Prefix]) -> Vec<Arc<Peer>> {
     let peer = |(index, subnet): (u32, &Prefix)| {
         let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0000 + index), 8285);
         let subnet_v6 = Prefix::new(in_ipv6(subnet.network()), 64);
-        Arc::new(Peer { subnet_v6, ..Peer::new(*subnet, address) })
+        Arc::new(Peer::new(Prefixes::of_v4(*subnet, subnet_v6), address))
     };
     (0..).zip(subnets).map(peer).collect()
+}
+
+/// The peer's IPv4 subnet, as another crate has it.
+pub(crate) fn net_of(peer: &Peer) -> Ipv4Net {
+    let subnet = peer.subnets.v4().expect("each has one");
+    Ipv4Net::new(subnet.network(), subnet.length_bits()).expect("the length is at most 32")
 }
 
 /// Everything that verdicts on a batch depend on.
@@ -69,16 +76,17 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(peer_count: usize) -> Self {
+        let leased = Leased {
+            network: "10.0.0.0/8".parse().expect("a prefix"),
+            subnet: "10.200.1.0/24".parse().expect("a prefix"),
+        };
+        let leased_v6 = Leased {
+            network: "fd00::/32".parse().expect("a prefix"),
+            subnet: Prefix::new(in_ipv6(POD), 64).expect("64 are not too many"),
+        };
         Self {
             local: Local {
-                v4: Leased {
-                    network: "10.0.0.0/8".parse().expect("a prefix"),
-                    subnet: "10.200.1.0/24".parse().expect("a prefix"),
-                },
-                v6: Some(Leased {
-                    network: "fd00::/32".parse().expect("a prefix"),
-                    subnet: Prefix::new(in_ipv6(POD), 64).expect("64 are not too many"),
-                }),
+                leased: Families::of_v6(Some(leased), leased_v6),
                 underlay: "192.168.0.1:8285".parse().expect("an endpoint"),
                 mtu_bytes: MTU_BYTES,
                 is_strict: false,

@@ -360,7 +360,7 @@ pub(crate) fn sends(table: &mut Table, lab: &Lab) -> Result<()> {
             ways.push(Way::new(format!("sendmmsg x {size}"), move |count| {
                 for _ in 0..count / size {
                     let messages = (0..size).map(|slot| Datagrams {
-                        destination: to,
+                        destination: to.into(),
                         segment_bytes,
                         spans: [Span::new(slot * SLOT_BYTES, bytes)],
                     });

@@ -195,7 +195,7 @@ impl Feeder {
                 };
                 for _ in 0..count {
                     let spans = [Span::new(0, bytes)];
-                    let message = Datagrams { destination: to, segment_bytes, spans };
+                    let message = Datagrams { destination: to.into(), segment_bytes, spans };
                     let sent = batch.send(socket.as_fd(), &arena, std::iter::once(message));
                     sent.expect("the queue has room");
                 }

@@ -155,7 +155,7 @@ impl Sender {
             self.arena[offset..offset + HEADER_BYTES].copy_from_slice(&header.encode());
         }
         let messages = (0..packets).map(|slot| Datagrams {
-            destination: self.sink,
+            destination: self.sink.into(),
             segment_bytes: None,
             spans: [Span::new(slot * SLOT_BYTES, self.mix.bytes(self.mix_at + slot))],
         });

@@ -36,7 +36,8 @@ pub(crate) fn run(
     );
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("bind")?;
     // Else the sender itself pays for each destination with an identification of its own.
-    set_fragmenting(socket.as_fd(), false).context("switch fragmentation off")?;
+    let own = socket.local_addr().context("the own address")?;
+    set_fragmenting(socket.as_fd(), own, false).context("switch fragmentation off")?;
     let (first, payload) = (network.network().to_bits(), vec![0; bytes]);
     let mut random = fastrand::Rng::with_seed(SEED);
     let (start, mut offered) = (Instant::now(), 0_u64);

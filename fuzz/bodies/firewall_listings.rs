@@ -7,7 +7,7 @@
 //! families.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use weft::netfilter::diff::Trigger;
 use weft::netfilter::guard::{self, TunnelGuard};
@@ -153,7 +153,7 @@ fn nft(json: &str, wanted: &Wanted, family: Family, trigger: Trigger) {
     let network = wanted.networks.v4().expect("a network of IPv4");
     let wanted = TunnelGuard {
         table: guard::table_name(network.into()),
-        tunnel: TunnelEnd::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
+        tunnel: TunnelEnd::Udp(SocketAddr::from(([192, 0, 2, 1], 8285))),
         network,
         peers: BTreeSet::from([Ipv4Addr::new(192, 0, 2, 2), Ipv4Addr::new(192, 0, 2, 3)]),
     };

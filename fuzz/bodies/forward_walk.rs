@@ -18,7 +18,7 @@ use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Leased, Loc
 use weft::offload::{CoalesceLimits, VNET_HEADER_BYTES};
 use weft::packet::ecn::Ecn;
 use weft::packet::{Family, Header, Span};
-use weft::route::{Peer, Table};
+use weft::route::{Families, Peer, Prefixes, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
 
 use crate::packets::Packets;
@@ -108,21 +108,22 @@ impl Walk {
         let prefix = |text: &str| text.parse().expect("a prefix");
         let peer = |subnet, v6: &str, address| {
             let source_proven = AtomicBool::new(false);
-            let subnet_v6 = v6.parse().ok();
-            Arc::new(Peer { source_proven, subnet_v6, ..Peer::new(prefix(subnet), address) })
+            let subnets = Prefixes::of_v4(prefix(subnet), v6.parse().ok());
+            Arc::new(Peer { source_proven, ..Peer::new(subnets, address) })
         };
         let peers = [
             peer("10.5.2.0/24", "fd00:5:0:2::/64", SENDERS[0]),
             peer("10.5.3.0/24", "none", SENDERS[1]),
         ];
+        let leased = Leased { network: prefix("10.5.0.0/16"), subnet: prefix("10.5.1.0/24") };
+        let leased_v6 = Leased {
+            network: "fd00:5::/48".parse().expect("a prefix"),
+            subnet: "fd00:5:0:1::/64".parse().expect("a prefix"),
+        };
         Self {
             local: Local {
-                v4: Leased { network: prefix("10.5.0.0/16"), subnet: prefix("10.5.1.0/24") },
-                v6: Some(Leased {
-                    network: "fd00:5::/48".parse().expect("a prefix"),
-                    subnet: "fd00:5:0:1::/64".parse().expect("a prefix"),
-                }),
-                underlay: SENDERS[3],
+                leased: Families::of_v6(Some(leased), leased_v6),
+                underlay: SENDERS[3].into(),
                 mtu_bytes: 1472,
                 is_strict: false,
             },
@@ -204,7 +205,7 @@ impl Walk {
         // What the kernel would give at most.
         bytes.truncate(65_507);
         let segment_bytes = any_size.map_or(first_bytes as u16, u16::from);
-        let sender = SENDERS[usize::from(how >> 6)];
+        let sender = SENDERS[usize::from(how >> 6)].into();
         let batch = GroBatch { span: self.place(bytes), segment_bytes, sender, ecn };
         let stats = &self.stats.ingress;
         let (local, table, icmp_limit) = (&self.local, &self.table, &self.icmp_limit);
@@ -251,7 +252,8 @@ fn sent(egress: &mut Egress, table: &Table, arena: &[u8]) -> u64 {
             }
             let (_, destination) = whole(&bytes);
             let peer = table.owner(destination).expect("somebody leases it");
-            assert_eq!(peer.address, message.destination, "sent to the wrong peer");
+            let to = table.address(message.destination);
+            assert_eq!(peer.address, to, "sent to the wrong peer");
             datagrams += 1;
         }
     }
@@ -281,8 +283,8 @@ fn written(ingress: &mut Ingress, local: &Local, table: &Table, arena: &mut [u8]
 /// Whether the address is of this host's subnets.
 fn is_ours(local: &Local, address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(address) => local.v4.subnet.contains(address),
-        IpAddr::V6(address) => local.v6.is_some_and(|v6| v6.subnet.contains(address)),
+        IpAddr::V4(address) => local.leased.v4().is_some_and(|v4| v4.subnet.contains(address)),
+        IpAddr::V6(address) => local.leased.v6().is_some_and(|v6| v6.subnet.contains(address)),
     }
 }
 

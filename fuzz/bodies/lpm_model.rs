@@ -36,8 +36,9 @@ pub(crate) fn run(data: &[u8]) {
 
 /// The peer of the longest prefix that holds `destination`, the last one of equals.
 pub(crate) fn scan(peers: &[Arc<Peer>], destination: Ipv4Addr) -> Option<&Peer> {
-    let holders = peers.iter().filter(|peer| peer.subnet.contains(destination));
-    holders.max_by_key(|peer| peer.subnet.length_bits()).map(|peer| &**peer)
+    let holders = peers.iter().filter_map(|peer| Some((peer.subnets.v4()?, peer)));
+    let holders = holders.filter(|(subnet, _)| subnet.contains(destination));
+    holders.max_by_key(|(subnet, _)| subnet.length_bits()).map(|(_, peer)| &**peer)
 }
 
 /// Looks `destination` up both ways.
@@ -45,21 +46,21 @@ pub(crate) fn compare(table: &Table, peers: &[Arc<Peer>], destination: Ipv4Addr)
     let found = table.lookup(destination);
     let expected = scan(peers, destination);
     assert_eq!(
-        found.map(|peer| (peer.subnet, peer.address)),
-        expected.map(|peer| (peer.subnet, peer.address)),
+        found.map(|peer| (peer.subnets, peer.address)),
+        expected.map(|peer| (peer.subnets, peer.address)),
         "{destination}"
     );
-    let address = table.tunnel_address(destination);
+    let address = table.endpoint(destination).map(|endpoint| table.address(endpoint));
     assert_eq!(address, expected.map(|peer| peer.address), "{destination}");
     if let Some(peer) = found {
-        assert!(table.has_peer_at(*peer.address.ip()));
+        assert!(table.has_peer_at(peer.address.ip()));
     }
 }
 
 /// A peer whose address tells it from all others.
 pub(crate) fn peer(index: u32, subnet: Prefix) -> Arc<Peer> {
     let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0000 + index), 8285);
-    Arc::new(Peer::new(subnet, address))
+    Arc::new(Peer::new(subnet.into(), address))
 }
 
 fn prefix(record: [u8; 5], equal_length: Option<u8>) -> Prefix {

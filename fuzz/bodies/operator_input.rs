@@ -51,9 +51,9 @@ fn command_line(data: &[u8]) {
 
 fn answer(packet: &[u8]) {
     let reply = Message::read(packet).and_then(|message| Reply::of(&message));
-    // Of IPv6 there is one reader.
+    // Of IPv6 the other reader knows no extension headers.
     let is_answer_from = |by: IpAddr| match by {
-        IpAddr::V4(by) => echo::is_answer_from(by, packet),
+        IpAddr::V4(_) => echo::is_answer_from(by, packet),
         IpAddr::V6(_) => true,
     };
     if let Some(reply) = reply {
@@ -86,7 +86,8 @@ fn answer(packet: &[u8]) {
         let message = Message::received(Some(header.source), message);
         assert_eq!(message.and_then(|it| Answer::of(&it, &token_of)), read, "{packet:02x?}");
     }
-    echo::is_answer_from(Ipv4Addr::UNSPECIFIED, packet);
+    echo::is_answer_from(Ipv4Addr::UNSPECIFIED.into(), packet);
+    echo::is_answer_from(Ipv6Addr::UNSPECIFIED.into(), packet);
     is_no_answer([Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST], packet);
     is_no_answer([Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED], packet);
 }

@@ -12,7 +12,6 @@ use crate::host::overlay::OverlayError;
 
 use crate::backend::extension::command::CommandError;
 use crate::backend::handover::TakeOverError;
-use crate::backend::setup::NEEDS_IPV4;
 use crate::backend::udp::kernel_plane::attachment::AttachError;
 
 /// What a step of a start gives.
@@ -24,9 +23,18 @@ pub enum StartError {
     /// The interface leaves no sensible overlay MTU.
     #[error("no usable overlay MTU")]
     Mtu(#[from] MtuError),
-    /// Its datagrams go from one IPv4 address to another.
-    #[error("{NEEDS_IPV4}")]
-    NoIpv4,
+    /// Its datagrams go from one address to another of the family that pods have, that of IPv4 if
+    /// they have both.
+    #[error(
+        "the external interface has no address of the tunnel's family, IPv4 where nodes have it"
+    )]
+    NoUnderlay,
+    /// A backend is started with a lease of its network only.
+    #[error("the lease has no subnet of the network; this is a defect in weftd")]
+    NoSubnet,
+    /// The kernel's programs read and write headers of IPv4 around packets.
+    #[error("the kernel's fast path takes datagrams over IPv4 only, and this network has no IPv4")]
+    NoFastPath,
     /// Routes between hosts need their real addresses.
     #[error(
         "the host-gw backend needs the interface's own address as {}, but they are {address} and \

@@ -110,7 +110,7 @@ impl KernelHealth {
                 ages.get(&host).copied().flatten().and_then(|age| now.checked_sub(age))
             };
             let count = |host, _: &[Reached]| Sample { used: Use::At(used(host)), received: 0 };
-            self.health.look(count, &BTreeMap::<Prefix, u16>::new(), now);
+            self.health.look(count, &BTreeMap::new(), now);
             self.listed = ages.into_keys().collect();
             let is_missing = !self.forwarded.is_subset(&self.listed);
             wants_comparison = is_missing || self.was_missing;

@@ -18,6 +18,7 @@ use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::host::tables::edit::remove_own_routes;
+use crate::route::Prefixes;
 
 /// A backend that has got what the host or another program might refuse: with a lease, nothing may
 /// be refused.
@@ -86,7 +87,9 @@ impl Prepared {
     pub async fn start(self, setup: Setup) -> StartResult<Backend> {
         // Their routes would lead packets away.
         let is_udp = matches!(self.reserved, Reserved::Udp(_));
-        for network in setup.networks_v4().into_iter().skip(usize::from(is_udp)) {
+        let networks_v4 = setup.networks_v4().into_iter().map(Prefixes::from);
+        let networks = networks_v4.chain(setup.networks_v6().into_iter().map(Prefixes::from));
+        for network in networks.filter(|it| !is_udp || *it != setup.networks.first()) {
             udp::remove_leftovers(network).await?;
         }
         if !is_udp {

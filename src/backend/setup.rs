@@ -41,11 +41,6 @@ pub enum BackendSettings {
 /// What an operator can choose from.
 const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
 
-/// Why the udp backend carries no network without IPv4.
-pub const NEEDS_IPV4: &str = "the udp backend cannot carry a network without IPv4 yet, for its \
-                              datagrams go over IPv4: choose another Backend.Type, such as vxlan, \
-                              or set EnableIPv4 to true";
-
 /// What a backend is started with.
 #[derive(Clone)]
 pub struct Setup {
@@ -100,9 +95,6 @@ impl BackendSettings {
             }
         };
         Ok(match kind {
-            BackendKind::Udp if network.v4().is_none() => {
-                return Err(NetworkConfigError::Invalid(NEEDS_IPV4.to_owned()));
-            }
             BackendKind::Udp => Self::Udp(UdpBackendConfig::parse(settings)?),
             BackendKind::Vxlan => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
             BackendKind::HostGw => Self::HostGw,
@@ -201,18 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_udp_backend_needs_ipv4() {
+    fn no_backend_needs_ipv4() {
         for kind in BUILT.split(", ") {
             let text = format!(
                 r#"{{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48",
                     "Backend":{{"Type":"{kind}"}}}}"#
             );
             let network = NetworkConfig::parse(text.as_bytes()).unwrap();
-            let parsed = BackendSettings::parse(&network).map_err(|error| error.to_string());
-            match kind {
-                "udp" => assert!(parsed.unwrap_err().contains("EnableIPv4")),
-                _ => assert_eq!(parsed.unwrap().kind().name(), kind),
-            }
+            assert_eq!(BackendSettings::parse(&network).unwrap().kind().name(), kind);
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt::Display;
-use std::net::{IpAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::failure::lock;
 use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
-use crate::route::{HostSet, Prefix, Prefixes, Published};
+use crate::route::{HostSet, Prefixes, Published};
 use crate::stats::WorkerStats;
 use crate::status::{BackendCounts, FastPath, TunnelEnd, Worker};
 
@@ -82,7 +82,7 @@ pub struct Taken {
 #[derive(Debug)]
 struct Numbers {
     /// With what had been counted when this was last looked at.
-    of: BTreeMap<(Prefix, SocketAddrV4), (u32, PeerCounts)>,
+    of: BTreeMap<(Prefixes, SocketAddr), (u32, PeerCounts)>,
     free: Vec<u32>,
     /// Of those who have no number any more.
     former: PeerCounts,
@@ -97,7 +97,7 @@ impl Taken {
 
     /// Which counts are those of `peer`, that has leased `subnet`; whoever gets none is the
     /// workers'.
-    pub(super) fn number(&self, subnet: Prefix, peer: SocketAddrV4) -> Option<u32> {
+    pub(super) fn number(&self, subnet: Prefixes, peer: SocketAddr) -> Option<u32> {
         let Numbers { of, free, .. } = &mut *lock(&self.numbers);
         match of.entry((subnet, peer)) {
             Entry::Occupied(known) => Some(known.get().0),
@@ -106,7 +106,7 @@ impl Taken {
     }
 
     /// Gives the numbers of all but those who are `kept` to others, once none is free.
-    pub(super) fn reuse(&self, kept: impl Fn(Prefix, SocketAddrV4) -> bool) {
+    pub(super) fn reuse(&self, kept: impl Fn(Prefixes, SocketAddr) -> bool) {
         let Numbers { of, free, former } = &mut *lock(&self.numbers);
         if free.is_empty() {
             of.retain(|(subnet, peer), (number, _)| {
@@ -125,14 +125,14 @@ impl Taken {
     }
 
     /// What they took of one peer that has leased `subnet`.
-    pub fn of_peer(&self, subnet: Prefix, peer: SocketAddrV4) -> PeerCounts {
+    pub fn of_peer(&self, subnet: Prefixes, peer: SocketAddr) -> PeerCounts {
         let known = lock(&self.numbers).of.get(&(subnet, peer)).copied();
         known.map(|(number, _)| self.of(number)).unwrap_or_default()
     }
 
     /// The peers for whom something was counted since the last call, with the counts before and
     /// now. Who has another number since then, counts from zero.
-    pub(super) fn news(&self) -> Vec<(Prefix, SocketAddrV4, [PeerCounts; 2])> {
+    pub(super) fn news(&self) -> Vec<(Prefixes, SocketAddr, [PeerCounts; 2])> {
         let mut numbers = lock(&self.numbers);
         let each = numbers.of.iter_mut().map(|((subnet, peer), (number, seen))| {
             let now = self.of(*number);
@@ -305,6 +305,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::route::Prefix;
 
     fn hosts(numbers: impl IntoIterator<Item = u8>, host: &str) -> BTreeMap<Prefix, &str> {
         let subnet = |number| format!("10.5.{number}.0/24").parse().unwrap();
@@ -338,7 +339,7 @@ mod tests {
         let taken = Taken::new(None);
         let peer = |number: u32| {
             let subnet = Prefix::new(Ipv4Addr::from_bits(0x0a00_0000 | number << 8), 24).unwrap();
-            (subnet, SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0200 + number), 8285))
+            (subnet.into(), SocketAddr::from((Ipv4Addr::from_bits(0xc000_0200 + number), 8285)))
         };
         let number = |(subnet, address)| taken.number(subnet, address);
         let numbers: BTreeSet<_> = (0..PEERS_MAX).map(|index| number(peer(index))).collect();
@@ -358,9 +359,10 @@ mod tests {
     #[test]
     fn a_peer_that_gets_another_number_counts_from_zero() {
         let taken = Taken::new(None);
-        let peer = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285);
-        let subnet =
-            |number: u32| Prefix::new(Ipv4Addr::from_bits(0x0a00_0000 | number << 8), 24).unwrap();
+        let peer = SocketAddr::from(([192, 0, 2, 1], 8285));
+        let subnet = |number: u32| -> Prefixes {
+            Prefix::new(Ipv4Addr::from_bits(0x0a00_0000 | number << 8), 24).unwrap().into()
+        };
         (0..PEERS_MAX).for_each(|number| assert!(taken.number(subnet(number), peer).is_some()));
         // Of a number's owner of before, the counts are gone when somebody else gets it.
         let seen = PeerCounts { packets_received: 7, ..PeerCounts::default() };

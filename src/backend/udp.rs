@@ -2,6 +2,7 @@
 //! the other nodes' leases.
 
 mod fallback;
+mod families;
 pub(super) mod kernel_plane;
 mod open;
 mod owner;
@@ -28,7 +29,7 @@ use crate::backend::status::{Taken, View};
 use crate::control::changes::next_value;
 use crate::control::lease::Peers;
 use crate::host::netlink::NetlinkError;
-use crate::route::{Prefix, Published, Table};
+use crate::route::{Prefixes, Published, Table};
 
 use self::kernel_plane::attachment::clear_inward;
 use self::kernel_plane::{KernelPlane, clear_pair};
@@ -44,7 +45,6 @@ pub(crate) use self::tun_device::remove_kept;
 pub struct UdpBackend {
     tunnel: Tunnel,
     kernel_plane: KernelPlane,
-    port: u16,
     routes: Published,
     /// Tells of each published table.
     tables: watch::Sender<()>,
@@ -55,7 +55,7 @@ impl UdpBackend {
     /// Configures what was reserved, and starts the workers.
     pub async fn start(setup: Setup, reserved: UdpReserved) -> StartResult<Self> {
         let UdpReserved { settings, tunnel, fast_path } = reserved;
-        let (port, routes) = (settings.port, Published::new(Table::provisional()));
+        let routes = Published::new(Table::provisional());
         let handover = setup.handover.clone();
         // What the programs count, if there are any, first: tunnel and programs go by it.
         let counts = fast_path.as_ref().ok().map(|fast_path| Arc::clone(&fast_path.counts));
@@ -63,7 +63,7 @@ impl UdpBackend {
         let tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone(), taken).await?;
         let tables = watch::Sender::default();
         let kernel_plane = KernelPlane::new(fast_path, tunnel.kernel_inputs(tables.subscribe()));
-        Ok(Self { tunnel, kernel_plane, port, routes, tables, handover })
+        Ok(Self { tunnel, kernel_plane, routes, tables, handover })
     }
 
     pub(super) fn view(&self) -> View {
@@ -79,11 +79,13 @@ impl UdpBackend {
     /// Follows the leases, and rebuilds what breaks; neither waits for the other. Runs until it is
     /// dropped, which stops the workers and removes the device, unless that is kept.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let Self { tunnel, kernel_plane, port, routes, tables, handover } = self;
+        let Self { tunnel, kernel_plane, routes, tables, handover } = self;
+        // Of its family, and with this port, are the peers'; the address itself may change.
+        let underlay = tunnel.address();
         let follow_leases = async {
             loop {
                 let leases = next_value(&mut leases).await;
-                routes.table.publish(next_table(&routes.table.load(), &leases, *port));
+                routes.table.publish(next_table(&routes.table.load(), &leases, underlay));
                 tables.send_replace(());
                 handover.is_carrying();
             }
@@ -98,7 +100,7 @@ impl UdpBackend {
 
 /// Removes the devices that an earlier weftd with this backend has kept for `network`, with their
 /// pairs and filters: they are in another backend's way.
-pub(super) async fn remove_leftovers(network: Prefix) -> Result<(), NetlinkError> {
+pub(super) async fn remove_leftovers(network: Prefixes) -> Result<(), NetlinkError> {
     for (device, owner) in remove_kept(Some(network)).await? {
         clear_pair(&device.name).await?;
         clear_inward(owner, &[]).await?;

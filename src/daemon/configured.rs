@@ -1,6 +1,7 @@
 //! What a start goes by: the network configuration and the interface, and flanneld's phrases for
 //! what is wrong with them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -41,7 +42,7 @@ impl Configured {
     pub(super) fn families(&self) -> Families<(), ()> {
         match self.settings.kind().has_ipv6_underlay() {
             true => self.network.ranges.map(|_| (), |_| ()),
-            false => Families::default(),
+            false => self.network.networks().first().families(),
         }
     }
 }
@@ -81,9 +82,17 @@ impl Former {
     pub(super) fn external(&self) -> ExternalInterface {
         let plane = self.plane.borrow();
         let mut external = plane.external.clone();
-        if let Some((TunnelEnd::Udp(at), v4)) = plane.tunnel.zip(external.v4()) {
-            let v4 = ExternalAddress { address: *at.ip(), ..v4 };
-            external.addresses = Families::of_v4(v4, external.v6());
+        let (v4, v6) = (external.v4(), external.v6());
+        match plane.tunnel {
+            Some(TunnelEnd::Udp(SocketAddr::V4(at))) => {
+                let v4 = v4.map(|v4| ExternalAddress { address: *at.ip(), ..v4 });
+                external.addresses = Families::new(v4, v6).unwrap_or(external.addresses);
+            }
+            Some(TunnelEnd::Udp(SocketAddr::V6(at))) => {
+                let v6 = v6.map(|v6| ExternalAddress { address: *at.ip(), ..v6 });
+                external.addresses = Families::new(v4, v6).unwrap_or(external.addresses);
+            }
+            Some(TunnelEnd::Vxlan { .. }) | None => {}
         }
         external
     }

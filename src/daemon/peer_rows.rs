@@ -21,8 +21,9 @@ const NOT_SET_UP: &str = "the kernel or the backend's command does not take what
                           another program removes it again and again: weftd's log says which";
 
 /// Of a lease that udp has no use for.
-const WITHOUT_IPV4: &str = "its lease has no subnet of the IPv4 network, or no PublicIP, and udp \
-                            reaches hosts by IPv4 alone";
+const NO_USE: &str = "udp reaches hosts by IPv4, or by IPv6 where the network has no IPv4, and its \
+                      lease lacks what that takes: a subnet of the family and PublicIP, or, \
+                      without IPv4, PublicIPv6 and TakesIPv6 in BackendV6Data";
 
 /// Subnets that are listed of leases that name one address: for the usual causes two.
 const SHARED_SHOWN_MAX: usize = 4;
@@ -37,20 +38,21 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     match &running.view.workers {
         Some(Workers { stats, routes, taken, .. }) => {
             let (table, spread) = (routes.table.load(), routes.spread.load());
-            let reached = |peer: &route::Peer| (peer.address, peer.subnet_v6.is_some());
+            let reached = |peer: &route::Peer| (peer.address, peer.subnets);
             let mtu_bytes = running.view.state.borrow().mtu_bytes;
             let in_use: BTreeMap<_, _> =
-                table.peers().iter().map(|peer| (peer.subnet, reached(peer))).collect();
+                table.peers().iter().map(|peer| (peer.subnets.first(), reached(peer))).collect();
             for row in &mut rows {
-                let in_use = row.subnet.and_then(|subnet| Some((subnet, in_use.get(&subnet)?)));
-                let Some((subnet, (address, has_ipv6))) = in_use else { continue };
-                row.ipv6_via = has_ipv6.then_some(Via::Tunnel(*address));
+                let first = row.subnets().map(Prefixes::first);
+                let in_use = first.and_then(|subnet| Some((subnet, in_use.get(&subnet)?)));
+                let Some((subnet, (address, subnets))) = in_use else { continue };
+                row.ipv6_via = subnets.v6().map(|_| Via::Tunnel(*address));
                 let via = Via::Tunnel(*address);
                 (row.via, row.state, row.why) = (via, PeerState::Idle, None);
-                asked(row, &reachability, (*address.ip()).into(), Some(address.port()));
+                asked(row, &reachability, address.ip(), Some(address.port()));
                 let path_mtu_bytes = reachability.path_mtus.get(&subnet).copied();
                 row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
-                row.from_source_ports = Some(spread.contains(address.ip()));
+                row.from_source_ports = Some(spread.contains(&table.host_key(address.ip())));
                 if let (PeerState::Ok, Some(bytes)) = (row.state, path_mtu_bytes) {
                     row.state = PeerState::Narrow;
                     row.why = Some(format!(
@@ -60,7 +62,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                     ));
                 }
                 let workers = stats.iter().map(AsRef::as_ref);
-                let by_workers = WorkerStats::traffic(workers, *address.ip());
+                let by_workers = WorkerStats::traffic(workers, table.host_key(address.ip()));
                 let taken = traffic(taken.of_peer(subnet, *address));
                 row.traffic = Some(Traffic {
                     packets_sent: by_workers.packets_sent + taken.packets_sent,
@@ -164,7 +166,7 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
         true => {
             let why = match (kind.carried_by(), lease.subnets.v4().zip(lease.attributes.public_ip))
             {
-                (CarriedBy::Workers, None) => Some(WITHOUT_IPV4),
+                (CarriedBy::Workers, None) => Some(NO_USE),
                 (CarriedBy::Workers, Some(_)) => None,
                 _ => Some(NOT_SET_UP),
             };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -24,7 +24,7 @@ pub fn tun_names(descriptors: &[OwnedFd]) -> BTreeSet<String> {
 /// error says what they are instead, or what the kernel refuses.
 pub fn inherit(
     descriptors: Vec<OwnedFd>,
-    address: SocketAddrV4,
+    address: SocketAddr,
     offload: TunOffload,
     [gso, gro]: [bool; 2],
     count: NonZeroU16,
@@ -64,7 +64,7 @@ mod tests {
         let socket = || OwnedFd::from(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
         let file = || OwnedFd::from(File::open("/dev/null").unwrap());
         let refusal = |descriptors| {
-            let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8285);
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 8285));
             let none = TunOffload { tso: false, uso: false };
             let one = NonZeroU16::MIN;
             inherit(descriptors, address, none, [false; 2], one).unwrap_err().to_string()

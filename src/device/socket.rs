@@ -3,7 +3,7 @@
 
 use std::io;
 use std::iter::once;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ const SEGMENTS_MAX: u16 = 128;
 #[error("cannot bind the tunnel socket to {address}: {hint}")]
 pub struct SocketError {
     /// Interface address and port.
-    address: SocketAddrV4,
+    address: SocketAddr,
     hint: &'static str,
     source: io::Error,
 }
@@ -52,7 +52,7 @@ pub struct TunnelSocket {
     /// At a port of its own, and only for sending.
     source: Option<UdpSocket>,
     /// Interface address and port.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// Datagrams that one send may hold, 1 without GSO.
     pub segments_max: u16,
     /// Whether receives bring GRO batches, those aside that [`Self::note_drained`] tells of.
@@ -74,7 +74,7 @@ const NOT_SEEN: u64 = u64::MAX;
 impl TunnelSocket {
     /// Binds to `address` and switches on what the kernel has of `gso` (batches out) and `gro`
     /// (batches in).
-    pub fn bind(address: SocketAddrV4, gso: bool, gro: bool) -> Result<Self, SocketError> {
+    pub fn bind(address: SocketAddr, gso: bool, gro: bool) -> Result<Self, SocketError> {
         let hint = "is another flanneld or weftd running there, or has the address moved?";
         let socket =
             open(address, false).map_err(|source| SocketError { address, hint, source })?;
@@ -87,7 +87,7 @@ impl TunnelSocket {
     /// The first is bound before it agrees to share, so that an address which another daemon has
     /// is refused as it is to a single socket, even if that daemon shares too.
     pub fn bind_group(
-        address: SocketAddrV4,
+        address: SocketAddr,
         gso: bool,
         gro: bool,
         count: NonZeroU16,
@@ -112,14 +112,14 @@ impl TunnelSocket {
     pub fn open_sources(group: &mut [Self], ports: impl Iterator<Item = u16>) -> Vec<SocketError> {
         let mut errors = Vec::new();
         for (port, member) in ports.zip(group) {
-            let address = SocketAddrV4::new(*member.address.ip(), port);
+            let address = SocketAddr::new(member.address.ip(), port);
             // A weftd that is about to end may still have it.
             match open(address, true) {
                 Ok(socket) => {
                     size_send_buffer(&socket);
                     // Nobody reads it.
                     receive_nothing(socket.as_fd()).ok();
-                    sys::set_fragmenting(socket.as_fd(), member.is_fragmenting()).ok();
+                    sys::set_fragmenting(socket.as_fd(), address, member.is_fragmenting()).ok();
                     member.source = Some(socket);
                 }
                 Err(source) => {
@@ -134,14 +134,14 @@ impl TunnelSocket {
     /// Goes on with sockets that [`Self::bind_group`] has bound in another process.
     pub(super) fn inherit_group(
         sockets: Vec<OwnedFd>,
-        address: SocketAddrV4,
+        address: SocketAddr,
         gso: bool,
         gro: bool,
     ) -> io::Result<Vec<Self>> {
         let inherit = |socket: OwnedFd| {
             let socket = UdpSocket::from(socket);
             let bound = socket.local_addr()?;
-            if bound != SocketAddr::V4(address) {
+            if bound != address {
                 let text = format!("a socket is bound to {bound}, the tunnel needs {address}");
                 return Err(io::Error::other(text));
             }
@@ -162,7 +162,7 @@ impl TunnelSocket {
         Ok(self.socket.try_clone()?.into())
     }
 
-    fn prepare(socket: UdpSocket, address: SocketAddrV4, gso: bool, gro: bool) -> Self {
+    fn prepare(socket: UdpSocket, address: SocketAddr, gso: bool, gro: bool) -> Self {
         // Without CAP_NET_ADMIN the sysctl limits apply, which costs bursts, not correctness.
         if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
             SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER_BYTES).ok();
@@ -171,11 +171,11 @@ impl TunnelSocket {
         // Only a counter is lost on a kernel without it.
         sys::enable_overflow_count(socket.as_fd()).ok();
         // Only congestion marks are lost without it.
-        sockopt::set_ip_recvtos(&socket, true).ok();
+        sys::enable_type_of_service(socket.as_fd(), address).ok();
         let gso = gso && sys::supports_segment(socket.as_fd());
-        let segments_max = if gso { probe_segments_max() } else { 1 };
+        let segments_max = if gso { probe_segments_max(address.ip()) } else { 1 };
         let gro = gro && sys::set_gro(socket.as_fd(), true).is_ok();
-        sys::set_fragmenting(socket.as_fd(), false).ok();
+        sys::set_fragmenting(socket.as_fd(), address, false).ok();
         Self {
             socket,
             source: None,
@@ -196,7 +196,7 @@ impl TunnelSocket {
         let fragmenting = fragmenting || self.always_fragmenting.load(Ordering::Relaxed);
         self.fragmenting.store(fragmenting, Ordering::Relaxed);
         for socket in [Some(&self.socket), self.source.as_ref()].into_iter().flatten() {
-            sys::set_fragmenting(socket.as_fd(), fragmenting).ok();
+            sys::set_fragmenting(socket.as_fd(), self.address, fragmenting).ok();
         }
     }
 
@@ -281,18 +281,18 @@ impl TunnelSocket {
 
     /// Sends one datagram with Don't Fragment, besides those of the worker that owns the socket.
     /// While it may fragment its own, some of them go with Don't Fragment, too.
-    pub fn send_whole(&self, bytes: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
+    pub fn send_whole(&self, bytes: &[u8], peer: SocketAddr) -> io::Result<usize> {
         if !self.is_fragmenting() {
             return self.socket.send_to(bytes, peer);
         }
-        sys::set_fragmenting(self.socket.as_fd(), false).ok();
+        sys::set_fragmenting(self.as_fd(), self.address, false).ok();
         let sent = self.socket.send_to(bytes, peer);
-        sys::set_fragmenting(self.socket.as_fd(), self.is_fragmenting()).ok();
+        sys::set_fragmenting(self.as_fd(), self.address, self.is_fragmenting()).ok();
         sent
     }
 
     /// Sends one datagram from its own port, if it has one.
-    pub fn send_from_source(&self, bytes: &[u8], peer: SocketAddrV4) -> Option<io::Result<usize>> {
+    pub fn send_from_source(&self, bytes: &[u8], peer: SocketAddr) -> Option<io::Result<usize>> {
         self.source.as_ref().map(|source| source.send_to(bytes, peer))
     }
 }
@@ -307,7 +307,8 @@ impl AsFd for TunnelSocket {
 /// before 4.5, the kernel's hash decides.
 fn share_by_sender(group: &[TunnelSocket]) {
     if let [first, _, ..] = group {
-        reuseport::share_by_sender(first.as_fd(), group.len() as u16).ok();
+        let is_ipv6 = first.address.is_ipv6();
+        reuseport::share_by_sender(first.as_fd(), is_ipv6, group.len() as u16).ok();
     }
 }
 
@@ -317,20 +318,27 @@ fn size_send_buffer(socket: &UdpSocket) {
     }
 }
 
-fn open(address: SocketAddrV4, shares: bool) -> io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+fn open(address: SocketAddr, shares: bool) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
     socket.set_nonblocking(true)?;
     socket.set_reuse_port(shares)?;
     socket.bind(&address.into())?;
     Ok(socket.into())
 }
 
-/// Sends a GSO batch to ourselves to see whether the kernel takes the longest. Where loopback is
-/// down the older limit holds everywhere.
-fn probe_segments_max() -> u16 {
+/// Sends a GSO batch to ourselves to see whether the kernel takes the longest from sockets of this
+/// family. Where loopback is down the older limit holds everywhere.
+fn probe_segments_max(of_family: IpAddr) -> u16 {
+    let loopback = match of_family {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
     let send = || {
-        let target = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-        let SocketAddr::V4(destination) = target.local_addr().ok()? else { return None };
+        let target = UdpSocket::bind((loopback, 0)).ok()?;
+        let destination = target.local_addr().ok()?;
         let spans = [Span::new(0, SEGMENTS_MAX.into())];
         let message = Datagrams { destination, segment_bytes: Some(1), spans };
         let arena = [0; SEGMENTS_MAX as usize];
@@ -344,7 +352,7 @@ mod tests {
     use super::*;
     use crate::sys::Slots;
 
-    const ANY_PORT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+    const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
     #[test]
     fn offloads_switched_off_stay_off() {
@@ -365,14 +373,14 @@ mod tests {
         assert_eq!(next.new_overflows(Some(3)), 3);
     }
 
-    fn bound(gro: bool) -> (TunnelSocket, SocketAddrV4) {
+    fn bound(gro: bool) -> (TunnelSocket, SocketAddr) {
         let socket = TunnelSocket::bind(ANY_PORT, true, gro).unwrap();
-        let SocketAddr::V4(address) = socket.socket.local_addr().unwrap() else { unreachable!() };
+        let address = socket.socket.local_addr().unwrap();
         (socket, address)
     }
 
     /// The socket in the hands of the next weftd.
-    fn inherited(socket: TunnelSocket, address: SocketAddrV4, gro: bool) -> TunnelSocket {
+    fn inherited(socket: TunnelSocket, address: SocketAddr, gro: bool) -> TunnelSocket {
         let duplicate = vec![socket.duplicate().unwrap()];
         drop(socket);
         TunnelSocket::inherit_group(duplicate, address, true, gro).unwrap().remove(0)
@@ -459,7 +467,7 @@ mod tests {
     #[test]
     fn a_taken_port_is_named() {
         let first = UdpSocket::bind(ANY_PORT).unwrap();
-        let SocketAddr::V4(taken) = first.local_addr().unwrap() else { unreachable!() };
+        let taken = first.local_addr().unwrap();
         let error = TunnelSocket::bind(taken, true, true).unwrap_err();
         assert!(error.to_string().contains(&taken.to_string()), "{error}");
     }
@@ -468,7 +476,7 @@ mod tests {
     fn a_second_daemon_is_refused_the_port() {
         let two = NonZeroU16::new(2).unwrap();
         let port = UdpSocket::bind(ANY_PORT).unwrap().local_addr().unwrap().port();
-        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let group = TunnelSocket::bind_group(address, true, true, two).unwrap();
         assert_eq!(group.len(), 2);
         let second = TunnelSocket::bind_group(address, true, true, two).unwrap_err();
@@ -486,7 +494,7 @@ mod tests {
         const SENDERS: usize = 32;
         let four = NonZeroU16::new(4).unwrap();
         let port = UdpSocket::bind(ANY_PORT).unwrap().local_addr().unwrap().port();
-        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let group = TunnelSocket::bind_group(address, false, false, four).unwrap();
         let senders: Vec<_> = (0..SENDERS).map(|_| UdpSocket::bind(ANY_PORT).unwrap()).collect();
         for number in 0..3_u8 {

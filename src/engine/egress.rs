@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 use std::io::IoSlice;
-use std::net::SocketAddrV4;
 use std::os::fd::BorrowedFd;
 
 use crate::forward::{Context, Egress};
@@ -11,6 +10,7 @@ use crate::offload::{
     Full, MESSAGES_MAX, Message, SEGMENTS_MAX, SPANS_PER_MESSAGE, SendPlan, VNET_HEADER_BYTES,
 };
 use crate::packet::{Span, echo};
+use crate::route::Endpoint;
 use crate::stats::{DropReason, DroppedPacket, LONG_BYTES};
 use crate::sys::udp::{Datagrams, SendBatch};
 
@@ -154,6 +154,7 @@ impl<'a> EgressHalf<'a> {
                 *waits_for_source = by_source;
                 let datagrams = (first..first + count).map(|index| {
                     let Message { destination, segments, segment_bytes, .. } = messages[index];
+                    let destination = context.table.address(destination);
                     let segment_bytes = (segments > 1).then_some(segment_bytes);
                     Datagrams { destination, segment_bytes, spans: plan.spans(index) }
                 });
@@ -178,7 +179,7 @@ impl<'a> EgressHalf<'a> {
                         send_one_by_one(config, context, arena, plan, range.start, singles, by);
                     if let Some(reason) = refusal.filter(|_| sent == 0) {
                         let refused = offers.refused(by_source);
-                        refused.note(*message.destination.ip(), reason, context.now_ns);
+                        refused.note(message.destination.host, reason, context.now_ns);
                     }
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);
@@ -189,7 +190,7 @@ impl<'a> EgressHalf<'a> {
                 Outcome::Dropped(reason) => {
                     let Message { destination, segments, .. } = messages[range.start];
                     let dropped = dropped(context, destination, arena, plan.spans(range.start));
-                    config.stats.drop_send(reason, u64::from(segments), dropped);
+                    config.stats.drop_send(reason, segments.into(), destination.host, dropped);
                 }
             },
         );
@@ -224,22 +225,23 @@ fn count_sent(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize
     config.stats.egress.forwarded(1, segments.into(), bytes.into());
     let packet = plan.spans(index).first().and_then(|span| span.of(arena));
     let is_answer =
-        packet.is_some_and(|packet| echo::is_answer_from(config.local.v4.tun_address(), packet));
+        packet.is_some_and(|packet| echo::is_answer_from(config.local.tun_address(), packet));
     if !is_answer || segments > 1 {
         let is_long = !is_answer && segment_bytes > LONG_BYTES;
-        config.stats.by_peer.sent(*destination.ip(), segments.into(), bytes.into(), is_long);
+        config.stats.by_peer.sent(destination.host, segments.into(), bytes.into(), is_long);
     }
 }
 
 /// A packet that could not be sent: its first span, with the headers at least.
 fn dropped<'a>(
     context: &Context<'_>,
-    peer: SocketAddrV4,
+    peer: Endpoint,
     arena: &'a [u8],
     spans: &[Span],
 ) -> DroppedPacket<'a> {
     let packet = spans.first().and_then(|span| span.of(arena)).unwrap_or_default();
-    DroppedPacket { now_ns: context.now_ns, peer: Some(peer), packet }
+    let peer = Some(context.table.address(peer));
+    DroppedPacket { now_ns: context.now_ns, peer, packet }
 }
 
 /// Sends the datagrams of refused message `index`, the same bytes, each on its own; returns how
@@ -261,7 +263,8 @@ fn send_one_by_one(
         0..usize::from(segments),
         |_| false,
         |first| {
-            let single = |spans| Datagrams { destination, segment_bytes: None, spans };
+            let to = context.table.address(destination);
+            let single = |spans| Datagrams { destination: to, segment_bytes: None, spans };
             let sent = singles.send(sender, arena, datagrams(first).map(single));
             sent.map_err(Unsent::Refused)
         },
@@ -273,7 +276,7 @@ fn send_one_by_one(
                     let spans = datagrams(first).take(count).flatten();
                     let bytes = spans.map(|span| u64::from(span.bytes)).sum();
                     stats.egress.forwarded(count as u64, count as u64, bytes);
-                    stats.by_peer.sent(*destination.ip(), count as u64, bytes, false);
+                    stats.by_peer.sent(destination.host, count as u64, bytes, false);
                     sent += count;
                     return;
                 }
@@ -283,7 +286,7 @@ fn send_one_by_one(
             refusal = Some(reason);
             let spans = datagrams(range.start).next().unwrap_or_default();
             let dropped = dropped(context, destination, arena, &spans);
-            stats.drop_send(reason, 1, dropped);
+            stats.drop_send(reason, 1, destination.host, dropped);
         },
     );
     (sent, refusal)

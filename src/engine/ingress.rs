@@ -61,18 +61,19 @@ impl Half for IngressHalf<'_> {
             }
             let delivered = self.ingress.take_delivered();
             if delivered.packets > 0 {
-                let (sender, table) = (*batch.sender.ip(), context.table);
+                let (address, table) = (batch.sender.ip(), context.table);
+                let sender = table.host_key(address);
                 // A translator's address is nobody's: then the lease of the pod tells.
-                let peer_of = || match table.has_peer_at(sender) {
+                let peer_of = || match table.has_peer_at(address) {
                     true => Some(sender),
-                    false => Some(*table.owner(delivered.source?)?.address.ip()),
+                    false => Some(table.host_key(table.owner(delivered.source?)?.address.ip())),
                 };
                 let by_peer = &config.stats.by_peer;
                 by_peer.received(sender, delivered.packets, delivered.bytes, peer_of);
             }
         }
         let written = self.write_plan(io, context);
-        self.send_replies();
+        self.send_replies(context);
         outcome.and(written)
     }
 
@@ -185,10 +186,10 @@ impl<'a> IngressHalf<'a> {
         }
     }
 
-    fn send_replies(&mut self) {
+    fn send_replies(&mut self, context: &Context<'_>) {
         let replies = &mut self.ingress.replies;
         for (endpoint, bytes) in replies.iter() {
-            let Some(destination) = endpoint else { continue };
+            let Some(destination) = endpoint.map(|it| context.table.address(it)) else { continue };
             let spans = [Span::new(0, bytes.len())];
             let message = Datagrams { destination, segment_bytes: None, spans };
             // The sender repeats what mattered, and so will the error.
@@ -223,7 +224,7 @@ mod tests {
     fn a_peer_behind_a_translator_is_heard() {
         let (scene, config) = Scene::new(Some(Engine::Mmsg));
         let (stats, table) = (Arc::clone(&config.stats), config.routes.table.load());
-        let peer = *table.peers()[0].address.ip();
+        let peer = table.host_key(table.peers()[0].address.ip());
         let worker = Worker::spawn(config, |_end| ()).unwrap();
         let translator = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 3), 0)).unwrap();
         translator.send_to(&udp(FAR, POD, b"heard"), scene.tunnel).unwrap();

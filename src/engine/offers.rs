@@ -90,7 +90,7 @@ impl Offers {
 
     /// Whether it is sent from this worker's own port.
     pub(super) fn is_by_source(&mut self, message: &Message, now_ns: u64) -> bool {
-        let host = *message.destination.ip();
+        let host = message.destination.host;
         self.spread.load().contains(&host) && self.refused_there.reason(host, now_ns).is_none()
     }
 
@@ -108,7 +108,7 @@ impl Offers {
         message: &Message,
         is_spread: bool,
     ) -> Option<DropReason> {
-        let host = *message.destination.ip();
+        let host = message.destination.host;
         if self.unresolved.load().contains(&host) {
             return Some(DropReason::SendUnresolved);
         }
@@ -150,12 +150,12 @@ impl Offers {
         match (sent, messages.first()) {
             (Ok(count), _) => {
                 let went = messages.iter().take(*count);
-                went.for_each(|message| refused.went(*message.destination.ip()));
+                went.for_each(|message| refused.went(message.destination.host));
             }
             // A batch that is refused in its form is sent in another one first.
             (Err(error), Some(Message { destination, segments, .. })) => {
                 if let SendError::Drop(reason) = classify_send_error(error, *segments > 1) {
-                    refused.note(*destination.ip(), reason, now_ns);
+                    refused.note(destination.host, reason, now_ns);
                 }
             }
             (Err(_), None) => {}
@@ -193,13 +193,15 @@ fn in_buffer(message: &Message) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, SocketAddrV4};
+    use std::net::Ipv4Addr;
 
     use super::*;
     use crate::engine::Engine;
     use crate::engine::contain::tests::Scene;
+    use crate::forward::tests::FAR;
     use crate::offload::SendPlan;
     use crate::packet::Span;
+    use crate::route::Endpoint;
 
     #[test]
     fn what_is_held_back_trickles() {
@@ -222,9 +224,9 @@ mod tests {
     fn the_trickle_is_spent_by_what_is_sent() {
         let (_scene, config) = Scene::new(Some(Engine::Mmsg));
         let (table, mut offers) = (config.routes.table.load(), Offers::new(&config));
-        let silent = table.peers()[0].address;
-        config.stats.by_peer.sent(*silent.ip(), 1_000_000, 100_000_000, false);
-        let other = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 9), 8285);
+        let silent = table.endpoint(FAR).unwrap();
+        config.stats.by_peer.sent(silent.host, 1_000_000, 100_000_000, false);
+        let other = Endpoint { host: Ipv4Addr::new(127, 0, 0, 9).into(), port: 8285 };
         // Of two of these the trickle has never gathered enough.
         let (mut plan, long) = (SendPlan::new(1), Span::new(0, 65_000));
         for destination in [silent, other, silent, other] {

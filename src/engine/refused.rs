@@ -1,9 +1,7 @@
 //! Peers to which the kernel refuses to send: each refusal costs a system call, so that a flood to
 //! such a peer would take a worker from the others. Pure, over the caller's clock.
 
-use std::net::Ipv4Addr;
-
-use crate::stats::{DropReason, spread};
+use crate::stats::{DropReason, HostKey, spread};
 
 /// Refusals in a row, so that what a firewall drops here and there changes nothing.
 pub(super) const IN_A_ROW_MIN: u32 = 16;
@@ -29,7 +27,7 @@ pub(super) struct Refused {
 
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    host: Ipv4Addr,
+    host: HostKey,
     in_a_row: u32,
     reason: DropReason,
     until_ns: u64,
@@ -37,7 +35,7 @@ struct Place {
 
 /// A place that nobody has.
 const FREE: Place =
-    Place { host: Ipv4Addr::UNSPECIFIED, in_a_row: 0, reason: DropReason::SendFailed, until_ns: 0 };
+    Place { host: HostKey::NOBODY, in_a_row: 0, reason: DropReason::SendFailed, until_ns: 0 };
 
 impl Refused {
     /// Whoever is refused so often in a row is not tried for so long.
@@ -48,22 +46,23 @@ impl Refused {
 
     /// Why `host` is not to be tried now, if it is not.
     #[inline]
-    pub(super) fn reason(&self, host: Ipv4Addr, now_ns: u64) -> Option<DropReason> {
+    pub(super) fn reason(&self, host: HostKey, now_ns: u64) -> Option<DropReason> {
         if self.active == 0 {
             return None;
         }
-        let place = self.places.get(spread(host, PLACES))?;
+        let place = self.places.get(spread(host.bits(), PLACES))?;
         let is_refused = place.host == host && now_ns < place.until_ns;
         is_refused.then_some(place.reason)
     }
 
     /// The kernel refused to send to `host`. A full buffer is no refusal.
-    pub(super) fn note(&mut self, host: Ipv4Addr, reason: DropReason, now_ns: u64) {
+    pub(super) fn note(&mut self, host: HostKey, reason: DropReason, now_ns: u64) {
         let is_refusal = matches!(
             reason,
             DropReason::SendForbidden | DropReason::SendUnreachable | DropReason::SendFailed
         );
-        let Some(place) = self.places.get_mut(spread(host, PLACES)).filter(|_| is_refusal) else {
+        let Some(place) = self.places.get_mut(spread(host.bits(), PLACES)).filter(|_| is_refusal)
+        else {
             return;
         };
         self.active += usize::from(place.in_a_row == 0);
@@ -78,9 +77,9 @@ impl Refused {
 
     /// Something went to `host`.
     #[inline]
-    pub(super) fn went(&mut self, host: Ipv4Addr) {
+    pub(super) fn went(&mut self, host: HostKey) {
         if self.active > 0
-            && let Some(place) = self.places.get_mut(spread(host, PLACES))
+            && let Some(place) = self.places.get_mut(spread(host.bits(), PLACES))
             && place.host == host
         {
             self.active -= usize::from(place.in_a_row > 0);
@@ -93,48 +92,56 @@ impl Refused {
 mod tests {
     use super::*;
 
-    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    fn host(number: usize) -> HostKey {
+        HostKey::of_index(number)
+    }
 
     #[test]
     fn who_is_refused_all_the_time_is_tried_now_and_then() {
         let mut refused = Refused::new(IN_A_ROW_MIN, PAUSE_NS);
         let (mut tries, reason) = (0, DropReason::SendForbidden);
+        let tried = host(1);
         for now_ns in (0..1_000_000_000).step_by(1000) {
-            match refused.reason(HOST, now_ns) {
+            match refused.reason(tried, now_ns) {
                 Some(told) => assert_eq!(told, reason, "another reason than the kernel's"),
                 None => {
-                    refused.note(HOST, reason, now_ns);
+                    refused.note(tried, reason, now_ns);
                     tries += 1;
                 }
             }
         }
         assert!((900..1100).contains(&tries), "{tries} tries of 1,000,000 packets in a second");
-        let other = Ipv4Addr::new(192, 0, 2, 2);
+        let other = host(2);
         assert_eq!(refused.reason(other, 0), None, "one refused peer costs another its packets");
-        refused.went(HOST);
-        assert_eq!((refused.reason(HOST, 0), refused.active), (None, 0), "it can be sent to again");
+        refused.went(tried);
+        assert_eq!(
+            (refused.reason(tried, 0), refused.active),
+            (None, 0),
+            "it can be sent to again"
+        );
     }
 
     #[test]
     fn who_loses_some_packets_loses_no_others() {
+        let tried = host(1);
         let mut refused = Refused::new(IN_A_ROW_MIN, PAUSE_NS);
         for packet in 0..100_000 {
-            assert_eq!(refused.reason(HOST, packet), None);
+            assert_eq!(refused.reason(tried, packet), None);
             match packet % 10 {
-                0 => refused.went(HOST),
-                _ => refused.note(HOST, DropReason::SendForbidden, packet),
+                0 => refused.went(tried),
+                _ => refused.note(tried, DropReason::SendForbidden, packet),
             }
         }
         for _ in 0..100 {
-            refused.note(HOST, DropReason::SendBufferFull, 0);
+            refused.note(tried, DropReason::SendBufferFull, 0);
         }
-        assert_eq!(refused.reason(HOST, 0), None, "a full buffer is nobody's own");
+        assert_eq!(refused.reason(tried, 0), None, "a full buffer is nobody's own");
     }
 
     #[test]
     fn peers_that_share_a_place_are_all_tried() {
         let mut refused = Refused::new(IN_A_ROW_MIN, PAUSE_NS);
-        let all: Vec<_> = (0..10 * PLACES as u32).map(Ipv4Addr::from_bits).collect();
+        let all: Vec<_> = (0..10 * PLACES).map(host).collect();
         for _ in 0..IN_A_ROW_MIN {
             all.iter().for_each(|host| refused.note(*host, DropReason::SendFailed, 0));
         }

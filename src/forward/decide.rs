@@ -5,24 +5,22 @@
 //! checks here hold in every legitimate cluster, so none can be switched off, but for the strict
 //! check of the sender, which excludes peers behind address translation.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use crate::packet::ecn::Ecn;
 use crate::packet::header::{Header, protocol};
 use crate::packet::icmp::ErrorKind;
-use crate::route::{Prefix, Routed, Table, is_tunnel_source};
+use crate::route::{Endpoint, Families, Prefix, Routed, Table, is_tunnel_source};
 use crate::stats::DropReason;
 
 /// What a verdict needs to know of this host.
 #[derive(Debug, Clone, Copy)]
 pub struct Local {
-    /// Its IPv4 subnet.
-    pub v4: Leased<Ipv4Addr>,
-    /// Its IPv6 subnet, if nodes have any.
-    pub v6: Option<Leased<Ipv6Addr>>,
+    /// Its subnets, of the families that nodes have.
+    pub leased: LeasedFamilies,
     /// The tunnel socket's address and port.
-    pub underlay: SocketAddrV4,
+    pub underlay: SocketAddr,
     /// Largest packet that fits the tunnel.
     pub mtu_bytes: u16,
     /// Whether inner sources must be leased, and datagrams come from the public address of that
@@ -31,11 +29,14 @@ pub struct Local {
 }
 
 impl Local {
-    /// This host, to packets of IPv4.
-    pub fn host<'a>(&'a self, table: &'a Table) -> Host<'a, Ipv4Addr> {
-        Host { local: self, leased: &self.v4, table }
+    /// Address of the TUN device that peers ask for echoes: that of IPv4, if it has one.
+    pub fn tun_address(&self) -> IpAddr {
+        self.leased.map(|v4| v4.tun_address(), |v6| v6.tun_address()).first()
     }
 }
+
+/// The overlay of each family that nodes have, and this host's subnets of it.
+pub type LeasedFamilies = Families<Leased<Ipv4Addr>, Leased<Ipv6Addr>>;
 
 /// The overlay of one family, and the subnet of it that this host has leased.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +92,7 @@ impl<A: Routed> Host<'_, A> {
     /// The tunnel socket's address, if it is of this family.
     #[inline(always)]
     fn underlay(&self) -> Option<A> {
-        A::of(IpAddr::V4(*self.local.underlay.ip()))
+        A::of(self.local.underlay.ip())
     }
 }
 
@@ -123,7 +124,7 @@ pub fn egress<A: Routed>(
     header: &Header<A>,
     packet: &[u8],
     largest_bytes: usize,
-) -> Result<SocketAddrV4, Refusal> {
+) -> Result<Endpoint, Refusal> {
     let Host { local, leased, table } = host;
     let answer = |kind, reason| Err(Refusal { reason, answer: Some(kind) });
     let ordinary = header.source.is_ordinary() && header.destination.is_ordinary();
@@ -144,7 +145,7 @@ pub fn egress<A: Routed>(
     if header.ttl == 0 {
         return Err(DropReason::TtlZero.into());
     }
-    let Some(peer) = table.tunnel_address(header.destination) else {
+    let Some(peer) = table.endpoint(header.destination) else {
         let is_own = leased.subnet.contains(header.destination);
         let reason = if is_own { DropReason::OwnSubnet } else { DropReason::NoRoute };
         return answer(ErrorKind::NetUnreachable, reason);
@@ -184,7 +185,7 @@ fn classes<A: Routed>(source: A, destination: A) -> Result<(), DropReason> {
 #[inline(always)]
 pub fn ingress<A: Routed>(
     host: Host<'_, A>,
-    sender: SocketAddrV4,
+    sender: &SocketAddr,
     outer_ecn: Ecn,
     header: &Header<A>,
     packet: &[u8],
@@ -208,8 +209,18 @@ pub fn ingress<A: Routed>(
     };
     match header.ttl {
         0 => Err(DropReason::TtlZero.into()),
-        1 => Err(time_exceeded(host.table, *sender.ip(), header.source)),
+        1 => Err(time_exceeded(host.table, sender, header.source)),
         _ => Ok(ecn),
+    }
+}
+
+/// Whether both are of one host, at whatever ports.
+#[inline(always)]
+fn is_of_host(one: &SocketAddr, other: &SocketAddr) -> bool {
+    match (one, other) {
+        (SocketAddr::V4(one), SocketAddr::V4(other)) => one.ip() == other.ip(),
+        (SocketAddr::V6(one), SocketAddr::V6(other)) => one.ip() == other.ip(),
+        _ => false,
     }
 }
 
@@ -218,13 +229,13 @@ pub fn ingress<A: Routed>(
 #[inline(never)]
 fn addresses<A: Routed>(
     host: Host<'_, A>,
-    sender: SocketAddrV4,
+    sender: &SocketAddr,
     header: &Header<A>,
     packet: &[u8],
 ) -> Result<(), DropReason> {
     let (source, destination) = (header.source, header.destination);
     let Host { local, leased, .. } = host;
-    if sender.ip() == local.underlay.ip() {
+    if is_of_host(sender, &local.underlay) {
         return Err(DropReason::OwnLoop);
     }
     classes(source, destination)?;
@@ -256,15 +267,15 @@ fn addresses<A: Routed>(
 /// comes from outside with an IPv4 address of this host, lets IPv6's in (`__fib_validate_source`,
 /// net/ipv4/fib_frontend.c, has no counterpart). Before any lease is known none is, and a restart
 /// must lose no packet.
-fn owns<A: Routed>(host: Host<'_, A>, sender: SocketAddrV4, source: A) -> Result<(), DropReason> {
+fn owns<A: Routed>(host: Host<'_, A>, sender: &SocketAddr, source: A) -> Result<(), DropReason> {
     let Host { local, table, .. } = host;
     let Some(owner) = table.lookup(source) else {
         let is_refused = local.is_strict || A::VERSION == 6 && !table.is_provisional;
         return if is_refused { Err(DropReason::SourceNotLeased) } else { Ok(()) };
     };
     let is_proven = owner.source_proven.load(Ordering::Relaxed);
-    if owner.address.ip() != sender.ip() {
-        let is_refused = local.is_strict || is_proven || table.has_peer_at(*sender.ip());
+    if !is_of_host(sender, &owner.address) {
+        let is_refused = local.is_strict || is_proven || table.has_peer_at(sender.ip());
         return if is_refused { Err(DropReason::SourceNotPeerLease) } else { Ok(()) };
     }
     if local.is_strict && !is_tunnel_source(local.underlay.port(), sender.port()) {
@@ -279,8 +290,8 @@ fn owns<A: Routed>(host: Host<'_, A>, sender: SocketAddrV4, source: A) -> Result
 
 /// Errors about packets from the network go to a proven owner only, so that a forged packet
 /// never makes us send anything.
-fn time_exceeded<A: Routed>(table: &Table, sender: Ipv4Addr, source: A) -> Refusal {
-    let is_owner = table.lookup(source).is_some_and(|owner| *owner.address.ip() == sender);
+fn time_exceeded<A: Routed>(table: &Table, sender: &SocketAddr, source: A) -> Refusal {
+    let is_owner = table.lookup(source).is_some_and(|owner| is_of_host(sender, &owner.address));
     let answer = is_owner.then_some(ErrorKind::TimeExceeded);
     Refusal { reason: DropReason::TtlExpired, answer }
 }

@@ -1,12 +1,10 @@
 //! Egress, packets from the TUN device: validate, decide, decrement TTL, cut super-packets, and
 //! gather datagrams into GSO batches.
 
-use std::net::SocketAddrV4;
-
 use crate::offload::{Full, PartialChecksum, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader};
 use crate::packet::transport;
 use crate::packet::{Header, Span};
-use crate::route::Routed;
+use crate::route::{Endpoint, Routed};
 use crate::stats::DropReason;
 
 use super::decide::{self, Leased, Refusal};
@@ -24,7 +22,7 @@ pub struct Egress {
     headers_at: usize,
     headers_used_bytes: usize,
     /// What is left of a super-packet that met a full plan, and where it goes.
-    pending: Option<(SocketAddrV4, Splitter)>,
+    pending: Option<(Endpoint, Splitter)>,
     /// Where in the arena the packet lies that was taken in last.
     pub current: Span,
 }
@@ -71,12 +69,16 @@ impl Egress {
         debug_assert!(self.pending.is_none(), "resume first");
         context.stats.reads.add(1);
         self.current = packet;
-        self.take(context, &context.local.v4, arena, vnet_header)
+        match context.local.leased.as_ref().v4() {
+            Some(leased) => self.take(context, leased, arena, vnet_header),
+            None => self.refused(DropReason::Ipv6, context, arena, vnet_header),
+        }
     }
 
-    /// What a parser refuses. A packet of IPv6 is for the other parser, which never gives this
-    /// reason, if this host has that family. Out of line: both families in one function would be
-    /// too much for the registers, and cost IPv4 a tenth of its instructions.
+    /// What a parser refuses, or none has looked at, for want of IPv4. A packet of IPv6 is for the
+    /// other parser, which never gives this reason, if this host has that family. Out of line: both
+    /// families in one function would be too much for the registers, and cost IPv4 a tenth of its
+    /// instructions.
     #[inline(never)]
     fn refused(
         &mut self,
@@ -85,7 +87,7 @@ impl Egress {
         arena: &mut [u8],
         vnet_header: &[u8; VNET_HEADER_BYTES],
     ) -> Result<(), Full> {
-        match &context.local.v6 {
+        match context.local.leased.as_ref().v6() {
             Some(leased) if reason == DropReason::Ipv6 => {
                 self.take(context, leased, arena, vnet_header)
             }
@@ -161,7 +163,8 @@ impl Egress {
             // Inside the IP header it would edit what was just decided on.
             let behind_header = start >= usize::from(header.header_bytes);
             if !behind_header || transport::complete(bytes, start, offset).is_none() {
-                context.drop(DropReason::BadOffloadHeader, 1, Some(destination), bytes);
+                let peer = context.table.address(destination);
+                context.drop(DropReason::BadOffloadHeader, 1, Some(peer), bytes);
                 return Ok(());
             }
         }
@@ -178,7 +181,7 @@ impl Egress {
         header: &Header<A>,
         bytes: &[u8],
         load: Load,
-    ) -> Option<SocketAddrV4> {
+    ) -> Option<Endpoint> {
         let packets = load.packets as u64;
         context.stats.packets_received.add(packets);
         context.stats.bytes_received.add(load.bytes as u64);

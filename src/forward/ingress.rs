@@ -1,7 +1,7 @@
 //! Ingress, packets from the network: cut GRO batches into packets, validate, decide, decrement
 //! TTL, and merge them into super-packets for the TUN device.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::offload::{CoalesceLimits, Coalescer, Full};
 use crate::packet::ecn::Ecn;
@@ -23,10 +23,19 @@ pub struct GroBatch {
     /// Size of each datagram but the last; 0 for a single datagram, whatever its size.
     pub segment_bytes: u16,
     /// Who sent it.
-    pub sender: SocketAddrV4,
+    pub sender: SocketAddr,
     /// ECN field of the headers around the datagrams. The kernel merges equal ones only (since 6.9
     /// and the stable releases of May 2024; before, what it tells is the first one's).
     pub ecn: Ecn,
+}
+
+impl GroBatch {
+    const NOTHING: Self = Self {
+        span: Span { offset: 0, bytes: 0 },
+        segment_bytes: 0,
+        sender: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        ecn: Ecn::NotEct,
+    };
 }
 
 /// The ingress half of a worker: TUN writes under construction, and the errors that are due.
@@ -36,8 +45,8 @@ pub struct Ingress {
     /// The ICMP errors due; each names the tunnel endpoint it goes to.
     pub replies: Replies,
     shedder: Shedder,
-    /// What is left of a batch that met a full plan.
-    pending: Option<GroBatch>,
+    /// The batch that was taken in last; what is left of it met a full plan.
+    batch: GroBatch,
     /// Where in the arena the datagram lies that was decided on last.
     pub current: Span,
     /// What was let in of this batch; forgotten where another begins.
@@ -70,7 +79,7 @@ impl Ingress {
             coalescer: Coalescer::new(limits),
             replies: Replies::default(),
             shedder: Shedder::new(),
-            pending: None,
+            batch: GroBatch::NOTHING,
             current: Span::default(),
             known: KnownPairs::default(),
             delivered: Delivered::default(),
@@ -91,7 +100,7 @@ impl Ingress {
 
     /// Forgets all writes and errors that are due, whatever state a panic left them in.
     pub fn abandon(&mut self) {
-        self.pending = None;
+        self.batch = GroBatch::NOTHING;
         self.delivered = Delivered::default();
         self.replies.clear();
         self.coalescer.clear();
@@ -103,9 +112,9 @@ impl Ingress {
         &mut self,
         context: &Context<'_>,
         arena: &mut [u8],
-        mut batch: GroBatch,
+        batch: GroBatch,
     ) -> Result<(), Full> {
-        debug_assert!(self.pending.is_none(), "resume first");
+        debug_assert!(self.batch.span.bytes == 0, "resume first");
         context.stats.reads.add(1);
         let packets = match u32::from(batch.segment_bytes) {
             0 => 1,
@@ -128,49 +137,45 @@ impl Ingress {
             return Ok(());
         }
         let bytes = shed * u32::from(batch.segment_bytes);
-        batch.span.offset += bytes;
-        batch.span.bytes -= bytes;
-        self.pending = Some(batch);
+        self.batch = batch;
+        self.batch.span.offset += bytes;
+        self.batch.span.bytes -= bytes;
         self.resume(context, arena)
     }
 
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
-        let Some(mut batch) = self.pending.take() else { return Ok(()) };
         self.known = KnownPairs::default();
-        while batch.span.bytes > 0 {
+        while self.batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
-                self.pending = Some(batch);
                 return Err(Full);
             }
-            let bytes = match u32::from(batch.segment_bytes) {
-                0 => batch.span.bytes,
-                segment_bytes => batch.span.bytes.min(segment_bytes),
+            let GroBatch { span, segment_bytes, .. } = &mut self.batch;
+            let bytes = match u32::from(*segment_bytes) {
+                0 => span.bytes,
+                segment_bytes => span.bytes.min(segment_bytes),
             };
-            self.current = Span { offset: batch.span.offset, bytes };
-            batch.span.offset += bytes;
-            batch.span.bytes -= bytes;
-            self.take(context, &context.local.v4, arena, &batch, |it| &mut it.known.v4);
+            self.current = Span { offset: span.offset, bytes };
+            span.offset += bytes;
+            span.bytes -= bytes;
+            match context.local.leased.as_ref().v4() {
+                Some(leased) => self.take(context, leased, arena, |known| &mut known.v4),
+                None => self.refused(DropReason::Ipv6, context, arena),
+            }
         }
         Ok(())
     }
 
     /// What a parser refuses: as on the other way, a packet of IPv6 or a drop, and out of line.
     #[inline(never)]
-    fn refused(
-        &mut self,
-        reason: DropReason,
-        context: &Context<'_>,
-        arena: &mut [u8],
-        batch: &GroBatch,
-    ) {
-        match &context.local.v6 {
+    fn refused(&mut self, reason: DropReason, context: &Context<'_>, arena: &mut [u8]) {
+        match context.local.leased.as_ref().v6() {
             Some(leased) if reason == DropReason::Ipv6 => {
-                self.take(context, leased, arena, batch, |it| &mut it.known.v6);
+                self.take(context, leased, arena, |known| &mut known.v6);
             }
             _ => {
                 let bytes = self.current.of(arena).unwrap_or_default();
-                context.drop(reason, 1, Some(batch.sender), bytes);
+                context.drop(reason, 1, Some(self.batch.sender), bytes);
             }
         }
     }
@@ -182,8 +187,7 @@ impl Ingress {
         context: &Context<'_>,
         leased: &Leased<A>,
         arena: &mut [u8],
-        batch: &GroBatch,
-        known: impl FnOnce(&mut Self) -> &mut Known<A>,
+        known: impl FnOnce(&mut KnownPairs) -> &mut Known<A>,
     ) {
         let datagram = self.current;
         let Some(bytes) = datagram.of_mut(arena) else {
@@ -193,7 +197,7 @@ impl Ingress {
         super::tests::trip(bytes);
         let mut header = match Header::<A>::parse(bytes) {
             Ok(header) => header,
-            Err(reason) => return self.refused(reason, context, arena, batch),
+            Err(reason) => return self.refused(reason, context, arena),
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Span { bytes: u32::from(header.total_bytes), ..datagram };
@@ -201,17 +205,17 @@ impl Ingress {
             return context.stats.drop(DropReason::InternalError, 1);
         };
         if transport::lacks_checksum(&header, bytes) {
-            return context.drop(DropReason::BadChecksum, 1, Some(batch.sender), bytes);
+            return context.drop(DropReason::BadChecksum, 1, Some(self.batch.sender), bytes);
         }
         let Context { local, table, .. } = context;
-        let (host, sender) = (context.host(leased), batch.sender);
-        let ecn = match decide::ingress(host, sender, batch.ecn, &header, bytes, known(self)) {
+        let (host, known) = (context.host(leased), known(&mut self.known));
+        let GroBatch { sender, ecn: outer_ecn, .. } = &self.batch;
+        let ecn = match decide::ingress(host, sender, *outer_ecn, &header, bytes, known) {
             Ok(ecn) => ecn,
             Err(Refusal { reason, answer }) => {
-                context.drop(reason, 1, Some(sender), bytes);
+                context.drop(reason, 1, Some(*sender), bytes);
                 if let Some(kind) = answer {
-                    let (source, endpoint) =
-                        (leased.tun_address(), table.tunnel_address(header.source));
+                    let (source, endpoint) = (leased.tun_address(), table.endpoint(header.source));
                     self.replies.answer(context, kind, source, endpoint, &header, bytes);
                 }
                 return;

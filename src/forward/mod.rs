@@ -15,14 +15,14 @@ mod ingress;
 pub(crate) mod reply;
 mod shed;
 
-pub use decide::{Host, Leased, Local};
+pub use decide::{Host, Leased, LeasedFamilies, Local};
 pub use egress::Egress;
 pub use ingress::{GroBatch, Ingress};
 pub use reply::Replies;
 
 pub use crate::packet::limiter::IcmpLimiter;
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use crate::route::{Routed, Table};
 use crate::stats::{DirectionStats, DropReason, DroppedPacket};
@@ -55,7 +55,7 @@ impl<'a> Context<'a> {
         &self,
         reason: DropReason,
         packets: usize,
-        peer: Option<SocketAddrV4>,
+        peer: Option<SocketAddr>,
         bytes: &[u8],
     ) {
         let dropped = DroppedPacket { now_ns: self.now_ns, peer, packet: bytes };

@@ -1,10 +1,9 @@
 //! ICMP errors that are due, made once the silence rules and the rate limit allow.
 
-use std::net::SocketAddrV4;
-
 use crate::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
 use crate::packet::limiter::GLOBAL_BURST;
 use crate::packet::{Family, Header};
+use crate::route::Endpoint;
 
 use super::Context;
 
@@ -18,7 +17,7 @@ const _: () = assert!(GLOBAL_BURST as usize <= REPLIES_MAX);
 pub struct Replies {
     buffer: Box<[[u8; ERROR_BYTES_MAX]]>,
     /// The tunnel endpoint that each goes to, into the TUN device if `None`; and its length.
-    entries: Vec<(Option<SocketAddrV4>, usize)>,
+    entries: Vec<(Option<Endpoint>, usize)>,
 }
 
 impl Default for Replies {
@@ -39,7 +38,7 @@ impl Replies {
         context: &Context<'_>,
         kind: ErrorKind,
         source: A,
-        endpoint: Option<SocketAddrV4>,
+        endpoint: Option<Endpoint>,
         header: &Header<A>,
         packet: &[u8],
     ) {
@@ -64,7 +63,7 @@ impl Replies {
 
     /// The queued errors, oldest first: the tunnel endpoint that each goes to, into the TUN device
     /// if `None`, and its bytes.
-    pub fn iter(&self) -> impl Iterator<Item = (Option<SocketAddrV4>, &[u8])> {
+    pub fn iter(&self) -> impl Iterator<Item = (Option<Endpoint>, &[u8])> {
         let replies = self.entries.iter().zip(&self.buffer);
         replies
             .map(|((endpoint, bytes), buffer)| (*endpoint, buffer.get(..*bytes).unwrap_or(buffer)))

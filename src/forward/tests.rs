@@ -4,23 +4,24 @@ mod decide;
 mod egress;
 mod families;
 mod ingress;
+mod without_ipv4;
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::forward::{Context, Leased, Local};
+use crate::forward::{Context, Host, Leased, Local};
 use crate::packet::checksum;
 use crate::packet::header::{self, protocol};
 use crate::packet::limiter::IcmpLimiter;
-use crate::route::{Peer, Table};
+use crate::route::{Families, Peer, Table};
 use crate::stats::{DirectionStats, DropReason};
 
 /// Outer addresses: ours, the peer of 10.5.2.0/24, the peer of 10.5.3.0/24, and nobody's.
-const US: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285);
-const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 8285);
-const OTHER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 3), 8285);
-const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 99), 8285);
+const US: SocketAddr = SocketAddr::new(IpAddr::V4(OUR_ADDRESS), 8285);
+const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)), 8285);
+const OTHER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3)), 8285);
+const STRANGER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 99)), 8285);
 
 /// A pod of ours, the TUN address, a pod of the peer, one of the other peer, and nobody's.
 pub(crate) const POD: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 2);
@@ -41,13 +42,19 @@ const MTU_BYTES: u16 = 1472;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
+/// The address of our end, as an inner packet may have it.
+const OUR_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// This host, to packets of IPv4.
+fn host<'a>(local: &'a Local, table: &'a Table) -> Host<'a, Ipv4Addr> {
+    Host { local, leased: local.leased.as_ref().v4().unwrap(), table }
+}
+
 pub(crate) fn local() -> Local {
+    let leased =
+        Leased { network: "10.5.0.0/16".parse().unwrap(), subnet: "10.5.1.0/24".parse().unwrap() };
     Local {
-        v4: Leased {
-            network: "10.5.0.0/16".parse().unwrap(),
-            subnet: "10.5.1.0/24".parse().unwrap(),
-        },
-        v6: None,
+        leased: Families::of_v4(leased, None),
         underlay: US,
         mtu_bytes: MTU_BYTES,
         is_strict: false,

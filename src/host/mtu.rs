@@ -1,21 +1,18 @@
 //! The MTU of the overlay device from the MTU of the underlay.
 //! Pure arithmetic with limits.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::backend_kind::BackendKind;
 use crate::host::state::KernelFamily;
-
-/// Bytes that the udp backend's tunnel adds to each packet.
-const TUNNEL_OVERHEAD_BYTES: u32 = BackendKind::Udp.overhead_bytes();
 
 /// Smallest MTU of an overlay of IPv4. Below 68 (RFC 791, the largest packet that every IPv4 module
 /// must take unfragmented) Linux switches it off: the device's address and route would vanish.
 pub const OVERLAY_MTU_BYTES_MIN: u32 = Ipv4Addr::MTU_BYTES_MIN;
 
-/// Largest MTU of an overlay: what one UDP datagram over IPv4 can carry. A loopback interface with
-/// its MTU of 65,536 is beyond it.
-pub const OVERLAY_MTU_BYTES_MAX: u32 = u16::MAX as u32 - TUNNEL_OVERHEAD_BYTES;
+/// Largest MTU of an overlay: what one UDP datagram over IPv4 can carry, which is less than over
+/// IPv6. A loopback interface with its MTU of 65,536 is beyond it.
+pub const OVERLAY_MTU_BYTES_MAX: u32 = u16::MAX as u32 - BackendKind::Udp.overhead_bytes();
 
 /// Smallest MTU of an overlay that carries IPv6 (RFC 8200, section 5). Below, Linux switches it off
 /// on the device (`addrconf_notify`, net/ipv6/addrconf.c).
@@ -26,20 +23,29 @@ pub const IPV6_MTU_BYTES_MIN: u16 = Ipv6Addr::MTU_BYTES_MIN as u16;
 #[error("{0}")]
 pub struct MtuError(String);
 
+/// Bytes that the udp backend's tunnel adds to each packet, between hosts of this family.
+pub fn tunnel_overhead_bytes(underlay: IpAddr) -> u32 {
+    let over_ipv4 = BackendKind::Udp.overhead_bytes();
+    match underlay {
+        IpAddr::V4(_) => over_ipv4,
+        IpAddr::V6(_) => over_ipv4 - Ipv4Addr::HEADER_BYTES + Ipv6Addr::HEADER_BYTES,
+    }
+}
+
 /// The MTU of the overlay device in bytes: what fits into one datagram on the external interface,
-/// or less if `configured_bytes` (`Backend.MTU`) says so.
+/// beside `overhead_bytes` of the tunnel, or less if `configured_bytes` (`Backend.MTU`) says so.
 pub fn overlay_mtu_bytes(
     external_bytes: u32,
+    overhead_bytes: u32,
     configured_bytes: Option<u32>,
 ) -> Result<u16, MtuError> {
-    let most = external_bytes.saturating_sub(TUNNEL_OVERHEAD_BYTES);
+    let most = external_bytes.saturating_sub(overhead_bytes);
     let mtu_bytes = configured_bytes.unwrap_or(most);
     let possible = OVERLAY_MTU_BYTES_MIN..=OVERLAY_MTU_BYTES_MAX;
     let problem = match (configured_bytes, u16::try_from(mtu_bytes)) {
         (Some(configured), _) if configured > most => format!(
             "Backend.MTU is {configured}, but the external interface carries at most {most} bytes \
-             inside the tunnel (its MTU less {TUNNEL_OVERHEAD_BYTES}); Backend.MTU can only lower \
-             the MTU"
+             inside the tunnel (its MTU less {overhead_bytes}); Backend.MTU can only lower the MTU"
         ),
         (_, Ok(fitting)) if possible.contains(&mtu_bytes) => return Ok(fitting),
         (Some(configured), _) => format!(
@@ -48,7 +54,7 @@ pub fn overlay_mtu_bytes(
         ),
         (None, _) => {
             let what = format!("the external interface has MTU {external_bytes}");
-            return Err(no_room::<Ipv4Addr>(&what, TUNNEL_OVERHEAD_BYTES));
+            return Err(no_room::<Ipv4Addr>(&what, overhead_bytes));
         }
     };
     Err(MtuError(problem))
@@ -66,12 +72,12 @@ pub fn no_room<A: KernelFamily>(what: &str, overhead_bytes: u32) -> MtuError {
 }
 
 /// That an overlay of this MTU can't carry IPv6.
-pub fn no_room_for_ipv6(mtu_bytes: u16) -> MtuError {
+pub fn no_room_for_ipv6(mtu_bytes: u16, overhead_bytes: u32) -> MtuError {
     MtuError(format!(
         "the overlay's MTU is {mtu_bytes}, and IPv6 needs {IPV6_MTU_BYTES_MIN}: the external \
          interface must have an MTU of {} at least, and Backend.MTU may not be less than \
          {IPV6_MTU_BYTES_MIN}; or set EnableIPv6 to false",
-        u32::from(IPV6_MTU_BYTES_MIN) + TUNNEL_OVERHEAD_BYTES
+        u32::from(IPV6_MTU_BYTES_MIN) + overhead_bytes
     ))
 }
 
@@ -79,10 +85,12 @@ pub fn no_room_for_ipv6(mtu_bytes: u16) -> MtuError {
 /// configured MTU that no longer fits gives way, since pods that talk are worth more than it.
 pub fn followed_mtu_bytes(
     external_bytes: u32,
+    overhead_bytes: u32,
     configured_bytes: Option<u32>,
 ) -> Result<u16, MtuError> {
-    let ceiling_bytes = external_bytes.saturating_sub(TUNNEL_OVERHEAD_BYTES);
-    overlay_mtu_bytes(external_bytes, configured_bytes.filter(|bytes| *bytes <= ceiling_bytes))
+    let ceiling_bytes = external_bytes.saturating_sub(overhead_bytes);
+    let configured_bytes = configured_bytes.filter(|bytes| *bytes <= ceiling_bytes);
+    overlay_mtu_bytes(external_bytes, overhead_bytes, configured_bytes)
 }
 
 #[cfg(test)]
@@ -96,41 +104,43 @@ mod tests {
     }
 
     #[test]
-    fn tunnel_overhead_is_28_bytes() {
-        assert_eq!(overlay_mtu_bytes(1500, None), Ok(1472));
-        assert_eq!(overlay_mtu_bytes(9000, None), Ok(8972));
+    fn tunnel_overhead_is_28_bytes_and_48_over_ipv6() {
+        assert_eq!(tunnel_overhead_bytes(Ipv4Addr::LOCALHOST.into()), 28);
+        assert_eq!(tunnel_overhead_bytes(Ipv6Addr::LOCALHOST.into()), 48);
+        assert_eq!(overlay_mtu_bytes(1500, 28, None), Ok(1472));
+        assert_eq!(overlay_mtu_bytes(9000, 28, None), Ok(8972));
     }
 
     #[test]
     fn mtu_limits_are_exact() {
-        assert_eq!(overlay_mtu_bytes(96, None), Ok(68));
-        refused(overlay_mtu_bytes(95, None), "the external interface has MTU 95,");
-        assert_eq!(overlay_mtu_bytes(65535, None), Ok(65507));
+        assert_eq!(overlay_mtu_bytes(96, 28, None), Ok(68));
+        refused(overlay_mtu_bytes(95, 28, None), "the external interface has MTU 95,");
+        assert_eq!(overlay_mtu_bytes(65535, 28, None), Ok(65507));
         for nonsense in [0, 27, 28, 65536, u32::MAX] {
             let error = format!("the external interface has MTU {nonsense},");
-            refused(overlay_mtu_bytes(nonsense, None), &error);
+            refused(overlay_mtu_bytes(nonsense, 28, None), &error);
         }
     }
 
     #[test]
     fn configured_mtu_yields_to_a_smaller_interface() {
-        assert_eq!(followed_mtu_bytes(9000, Some(1472)), Ok(1472));
-        assert_eq!(followed_mtu_bytes(1400, Some(1472)), Ok(1372));
-        refused(followed_mtu_bytes(95, None), "the external interface has MTU 95,");
+        assert_eq!(followed_mtu_bytes(9000, 28, Some(1472)), Ok(1472));
+        assert_eq!(followed_mtu_bytes(1400, 28, Some(1472)), Ok(1372));
+        refused(followed_mtu_bytes(95, 28, None), "the external interface has MTU 95,");
     }
 
     #[test]
     fn configuration_only_lowers_the_mtu() {
-        assert_eq!(overlay_mtu_bytes(1500, Some(1400)), Ok(1400));
-        assert_eq!(overlay_mtu_bytes(1500, Some(1472)), Ok(1472));
-        assert_eq!(overlay_mtu_bytes(65536, Some(1472)), Ok(1472));
+        assert_eq!(overlay_mtu_bytes(1500, 28, Some(1400)), Ok(1400));
+        assert_eq!(overlay_mtu_bytes(1500, 28, Some(1472)), Ok(1472));
+        assert_eq!(overlay_mtu_bytes(65536, 28, Some(1472)), Ok(1472));
         let error = "Backend.MTU is 1473, but the external interface carries at most 1472 bytes";
-        refused(overlay_mtu_bytes(1500, Some(1473)), error);
+        refused(overlay_mtu_bytes(1500, 28, Some(1473)), error);
         for nonsense in [0, 67] {
             let error = format!("Backend.MTU is {nonsense}, but an overlay MTU must be between 68");
-            refused(overlay_mtu_bytes(1500, Some(nonsense)), &error);
+            refused(overlay_mtu_bytes(1500, 28, Some(nonsense)), &error);
         }
         let error = "Backend.MTU is 65508, but an overlay MTU must be between 68 and 65507";
-        refused(overlay_mtu_bytes(u32::MAX, Some(65508)), error);
+        refused(overlay_mtu_bytes(u32::MAX, 28, Some(65508)), error);
     }
 }

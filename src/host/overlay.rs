@@ -45,8 +45,8 @@ pub struct OverlayDesired {
     pub device: LinkId,
     /// MTU of the device, in bytes.
     pub mtu_bytes: u16,
-    /// What it has of IPv4.
-    pub v4: OverlayPart<Ipv4Addr>,
+    /// What it has of IPv4, if nodes have any.
+    pub v4: Option<OverlayPart<Ipv4Addr>>,
     /// What it has of IPv6, if nodes have any.
     pub v6: Option<OverlayPart<Ipv6Addr>>,
 }
@@ -116,23 +116,25 @@ struct Lacks {
 impl OverlayDesired {
     /// Lists, and compares.
     async fn look(&self, imposed_mtu_bytes: Option<u16>) -> Result<(Listing, Lacks), OverlayError> {
+        let networks_v4 = self.v4.as_ref().map(OverlayPart::networks).unwrap_or_default();
         let networks_v6 = self.v6.as_ref().map(OverlayPart::networks).unwrap_or_default();
-        let listing = Listing::read(&self.v4.networks(), &networks_v6).await?;
+        let listing = Listing::read(&networks_v4, &networks_v6).await?;
         let lacks = self.compare(&listing, imposed_mtu_bytes)?;
         Ok((listing, lacks))
     }
 
     fn compare(&self, listing: &Listing, imposed: Option<u16>) -> Result<Lacks, OverlayError> {
         let gone = || OverlayError::DeviceGone(self.device.clone());
-        let v4 = self.v4.tables(&self.device, imposed).diff(&listing.v4(), &[]);
-        let v6 = match &self.v6 {
-            None => Diff::default(),
-            Some(v6) => {
-                let diff = v6.tables(&self.device, None).diff(&listing.v6(), &[]);
-                diff.ok_or_else(gone)?
-            }
-        };
-        Ok(Lacks { v4: v4.ok_or_else(gone)?, v6 })
+        // The device is one, and the first family sees to it.
+        let imposed_v6 = imposed.filter(|_| self.v4.is_none());
+        let v4 = self.v4.as_ref().map(|v4| v4.tables(&self.device, imposed));
+        let v6 = self.v6.as_ref().map(|v6| v6.tables(&self.device, imposed_v6));
+        let v4 = v4.map(|v4| v4.diff(&listing.v4(), &[]).ok_or_else(gone));
+        let v6 = v6.map(|v6| v6.diff(&listing.v6(), &[]).ok_or_else(gone));
+        Ok(Lacks {
+            v4: v4.transpose()?.unwrap_or_default(),
+            v6: v6.transpose()?.unwrap_or_default(),
+        })
     }
 }
 
@@ -160,7 +162,8 @@ async fn apply<A: KernelFamily>(diff: &Diff<A>) -> (Vec<String>, netlink::Result
 pub struct Overlay {
     /// The state that the device must have.
     pub desired: OverlayDesired,
-    /// Why packets of IPv6 find no way into it, if they don't; those of IPv4 go on.
+    /// Why packets of IPv6 find no way into it, if they don't; those of IPv4, if there are any, go
+    /// on.
     pub wrong_v6: Option<String>,
     foreign_mtu_bytes: Option<u32>,
     /// One of each family, by its network.
@@ -188,7 +191,9 @@ impl Overlay {
             tracing::warn!("{}", with_causes(&error));
         }
         // A device that was kept has its addresses for a while only.
-        netlink::settle_address(&desired.device, desired.v4.address()).await?;
+        if let Some(v4) = &desired.v4 {
+            netlink::settle_address(&desired.device, v4.address()).await?;
+        }
         let (_, lacks) = desired.look(Some(desired.mtu_bytes)).await?;
         apply(&lacks.v4).await.1?;
         let removals = lacks.v4.removals.iter().map(ToString::to_string);
@@ -201,6 +206,10 @@ impl Overlay {
             None => Ok(()),
         };
         let applied = settled.and(apply(&lacks.v6).await.1);
+        if overlay.desired.v4.is_none() {
+            // Without it there is nothing to go on with.
+            return applied.map(|()| overlay).map_err(OverlayError::from);
+        }
         overlay.note_v6(applied);
         Ok(overlay)
     }
@@ -248,7 +257,9 @@ impl Overlay {
         path_mtus_v6: BTreeMap<Prefix<Ipv6Addr>, u16>,
     ) -> Result<(), OverlayError> {
         let mut desired = self.desired.clone();
-        desired.v4.path_mtus = path_mtus;
+        if let Some(v4) = &mut desired.v4 {
+            v4.path_mtus = path_mtus;
+        }
         if let Some(v6) = &mut desired.v6 {
             v6.path_mtus = path_mtus_v6;
         }
@@ -264,7 +275,9 @@ impl Overlay {
     pub async fn reconcile(&mut self, listing: &Listing) -> Result<Vec<String>, OverlayError> {
         let lacks = self.desired.compare(listing, None)?;
         self.log_foreign_mtu(&listing.links);
-        self.log_foreign_route(self.desired.v4.network, &lacks.v4, &listing.links);
+        if let Some(network) = self.desired.v4.as_ref().map(|v4| v4.network) {
+            self.log_foreign_route(network, &lacks.v4, &listing.links);
+        }
         if let Some(network) = self.desired.v6.as_ref().map(|v6| v6.network) {
             self.log_foreign_route(network, &lacks.v6, &listing.links);
         }

@@ -81,7 +81,8 @@ pub struct Dropped {
 fn condition(tunnel: TunnelEnd) -> String {
     match tunnel {
         TunnelEnd::Udp(address) => {
-            format!("ip daddr {} udp dport {}", address.ip(), address.port())
+            let family = if address.is_ipv4() { "ip" } else { "ip6" };
+            format!("{family} daddr {} udp dport {}", address.ip(), address.port())
         }
         // The VNI follows eight bytes of UDP's header and four of VXLAN's (RFC 7348).
         TunnelEnd::Vxlan { port, vni } => format!("udp dport {port} @th,96,24 {vni}"),

@@ -6,9 +6,8 @@
 //! across super-packets, so a 45-segment super-packet and its successor leave as 44 + 44 + …, not
 //! as 44 + 1 + 44 + 1.
 
-use std::net::SocketAddrV4;
-
 use crate::packet::Span;
+use crate::route::Endpoint;
 
 use super::Full;
 
@@ -38,7 +37,7 @@ const SINGLE_DESTINATIONS_MAX: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
     /// The peer's tunnel endpoint.
-    pub destination: SocketAddrV4,
+    pub destination: Endpoint,
     /// Bytes of each datagram but the last.
     pub segment_bytes: u16,
     /// Datagrams.
@@ -57,7 +56,7 @@ pub struct SendPlan {
     messages: Vec<Message>,
     /// INVARIANT: message `i` owns the first `message.spans` of `spans[i]`.
     spans: Box<[[Span; SPANS_PER_MESSAGE]]>,
-    single_destinations: Vec<SocketAddrV4>,
+    single_destinations: Vec<Endpoint>,
     /// More destinations refused than are remembered, so none gets GSO.
     all_single: bool,
 }
@@ -77,7 +76,7 @@ impl SendPlan {
 
     /// The kernel refused GSO to `destination`: from the next message on it gets single datagrams,
     /// until [`Self::allow_gso`].
-    pub fn refuse_gso(&mut self, destination: SocketAddrV4) {
+    pub fn refuse_gso(&mut self, destination: Endpoint) {
         if self.single_destinations.contains(&destination) {
             return;
         }
@@ -100,7 +99,7 @@ impl SendPlan {
     }
 
     /// Adds the datagram made of two spans, of which the first may be empty.
-    pub fn push(&mut self, destination: SocketAddrV4, datagram: [Span; 2]) -> Result<(), Full> {
+    pub fn push(&mut self, destination: Endpoint, datagram: [Span; 2]) -> Result<(), Full> {
         // Mostly it goes where the one before went.
         if self.segments_max > 1
             && let Some(index) = self.latest(destination)
@@ -116,7 +115,7 @@ impl SendPlan {
 
     /// The latest message to `destination` that is still open.
     #[inline]
-    fn latest(&self, destination: SocketAddrV4) -> Option<usize> {
+    fn latest(&self, destination: Endpoint) -> Option<usize> {
         let last = self.messages.len().checked_sub(1)?;
         if self.messages.get(last)?.destination == destination {
             return Some(last);
@@ -128,7 +127,7 @@ impl SendPlan {
     }
 
     #[inline(never)]
-    fn begin(&mut self, destination: SocketAddrV4, datagram: [Span; 2]) -> Result<(), Full> {
+    fn begin(&mut self, destination: Endpoint, datagram: [Span; 2]) -> Result<(), Full> {
         let spans = self.spans.get_mut(self.messages.len()).ok_or(Full)?;
         let is_single = self.all_single || self.single_destinations.contains(&destination);
         let mut message = Message {
@@ -228,20 +227,24 @@ fn bytes_of([header, payload]: [Span; 2]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
+    use crate::stats::HostKey;
 
-    const A: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285);
-    const B: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 8285);
+    const A: Endpoint = endpoint(1);
+    const B: Endpoint = endpoint(2);
+
+    const fn endpoint(index: usize) -> Endpoint {
+        Endpoint { host: HostKey::of_index(index), port: 8285 }
+    }
 
     fn plan(segments_max: u16) -> SendPlan {
         SendPlan::new(segments_max)
     }
 
-    fn shape(plan: &SendPlan) -> Vec<(SocketAddrV4, u16, u16)> {
+    fn shape(plan: &SendPlan) -> Vec<(Endpoint, u16, u16)> {
         plan.messages().iter().map(|m| (m.destination, m.segment_bytes, m.segments)).collect()
     }
 
-    fn push(plan: &mut SendPlan, to: SocketAddrV4, offset: usize, bytes: usize) {
+    fn push(plan: &mut SendPlan, to: Endpoint, offset: usize, bytes: usize) {
         plan.push(to, [Span::default(), Span::new(offset, bytes)]).unwrap();
     }
 
@@ -319,8 +322,8 @@ mod tests {
     #[test]
     fn too_many_refusing_destinations_end_gso_for_all() {
         let mut plan = plan(64);
-        for host in 0..=SINGLE_DESTINATIONS_MAX as u32 {
-            plan.refuse_gso(SocketAddrV4::new(Ipv4Addr::from_bits(host), 8285));
+        for host in 0..=SINGLE_DESTINATIONS_MAX {
+            plan.refuse_gso(endpoint(10 + host));
         }
         push(&mut plan, B, 0, 80);
         push(&mut plan, B, 1000, 80);

@@ -359,11 +359,19 @@ impl Reply {
 /// Whether a packet is an answer of the kernel with the address `source` to an echo, by its first
 /// bytes: a reply, or an error.
 #[inline]
-pub fn is_answer_from(source: Ipv4Addr, packet: &[u8]) -> bool {
-    let kind_at = packet.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
-    packet.get(9) == Some(&protocol::ICMP)
-        && packet.get(12..16) == Some(&source.octets())
-        && packet.get(kind_at).is_some_and(|kind| Kinds::V4.answers().contains(kind))
+pub fn is_answer_from(source: IpAddr, packet: &[u8]) -> bool {
+    let (kind_at, is_from) = match source {
+        IpAddr::V4(source) => (
+            packet.first().map_or(0, |first| usize::from(first & 0x0f) * 4),
+            packet.get(9) == Some(&protocol::ICMP) && packet.get(12..16) == Some(&source.octets()),
+        ),
+        IpAddr::V6(source) => (
+            ipv6_header::HEADER_BYTES_MIN,
+            packet.get(6) == Some(&protocol::ICMPV6) && packet.get(8..24) == Some(&source.octets()),
+        ),
+    };
+    let is_answer = |kind| Kinds::of(source).answers().contains(kind);
+    is_from && packet.get(kind_at).is_some_and(is_answer)
 }
 
 #[cfg(test)]

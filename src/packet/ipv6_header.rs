@@ -97,10 +97,13 @@ impl Family for Ipv6Addr {
     #[inline]
     fn parse(packet: &[u8]) -> Result<Ipv6Header, DropReason> {
         let Some(fixed) = packet.first_chunk::<HEADER_BYTES_MIN>() else {
-            return Err(DropReason::Runt);
+            let is_ipv4 = packet.first().is_some_and(|byte| byte >> 4 == 4);
+            return Err(if is_ipv4 { DropReason::Ipv4 } else { DropReason::Runt });
         };
-        if fixed[0] >> 4 != 6 {
-            return Err(DropReason::BadVersion);
+        match fixed[0] >> 4 {
+            6 => {}
+            4 => return Err(DropReason::Ipv4),
+            _ => return Err(DropReason::BadVersion),
         }
         let payload_bytes = u16::from_be_bytes([fixed[4], fixed[5]]);
         let Some(total_bytes) = payload_bytes.checked_add(HEADER_BYTES_MIN as u16) else {

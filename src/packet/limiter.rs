@@ -81,7 +81,7 @@ impl IcmpLimiter {
 
     /// The bucket of `destination`, or the one that it may take over.
     fn bucket_of(&self, destination: Ipv4Addr) -> Option<&Bucket> {
-        let set = self.sets.get(spread(destination, SETS))?;
+        let set = self.sets.get(spread(destination.to_bits(), SETS))?;
         let known = |bucket: &&Bucket| bucket.destination.load(Relaxed) == destination.to_bits();
         let nearest_full = || set.iter().min_by_key(|bucket| bucket.full_at_ns.load(Relaxed));
         set.iter().find(known).or_else(nearest_full)
@@ -192,8 +192,8 @@ mod tests {
 
     #[test]
     fn a_full_set_forgets_the_least_busy() {
-        let set = spread(address(0), SETS);
-        let mut same = (0..).map(address).filter(|at| spread(*at, SETS) == set);
+        let set = spread(address(0).to_bits(), SETS);
+        let mut same = (0..).map(address).filter(|at| spread(at.to_bits(), SETS) == set);
         let mut next = || same.next().unwrap();
         let [newcomer, nearest] = [next(), next()];
         let busy = [next(), next(), next()];

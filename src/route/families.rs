@@ -44,6 +44,12 @@ impl<V4: Copy, V6: Copy> Families<V4, V6> {
         self.v6
     }
 
+    /// Both, where they lie.
+    #[inline(always)]
+    pub fn as_ref(&self) -> Families<&V4, &V6> {
+        Families { v4: self.v4.as_ref(), v6: self.v6.as_ref() }
+    }
+
     /// What `of_v4` and `of_v6` make of each.
     pub fn map<A, B>(
         self,

@@ -1,6 +1,7 @@
 //! Prefixes, the immutable longest-prefix-match table, and its publication to the workers.
 
 mod families;
+mod hosts;
 mod prefix;
 mod prefixes;
 mod publish;
@@ -9,6 +10,7 @@ mod table;
 
 pub use crate::packet::IpAddress;
 pub use families::Families;
+pub use hosts::Endpoint;
 pub use prefix::{Prefix, PrefixError};
 pub use prefixes::Prefixes;
 pub use publish::{HostSet, Place, Published, Reader};

@@ -65,6 +65,21 @@ impl Prefixes {
         self.v4.map_or(self, Self::from)
     }
 
+    /// Of which families there are some.
+    pub fn families(self) -> Families<(), ()> {
+        Families::new(self.v4.map(|_| ()), self.v6.map(|_| ())).unwrap_or_default()
+    }
+
+    /// The network address of the first.
+    pub fn first_address(self) -> IpAddr {
+        match (self.v4, self.v6) {
+            (Some(v4), _) => v4.network().into(),
+            (None, Some(v6)) => v6.network().into(),
+            // Never seen: one is there.
+            (None, None) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
+    }
+
     /// What of it is of the families that `other` has.
     pub fn of_families(self, other: Self) -> Option<Self> {
         Self::new(self.v4.filter(|_| other.v4.is_some()), self.v6.filter(|_| other.v6.is_some()))

@@ -2,20 +2,20 @@
 //! control plane, read by the workers without a lock. What they contain is decided elsewhere.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 
 use crate::route::Table;
+use crate::stats::HostKey;
 
 /// One worker's view of something published: a load costs one comparison while nothing changes.
 /// Load once per batch; an idle reader keeps what it loaded last alive.
 pub type Reader<T> = Cache<Arc<ArcSwap<T>>, Arc<T>>;
 
-/// Hosts, by their public addresses.
-pub type HostSet = BTreeSet<Ipv4Addr>;
+/// Hosts, by what workers know them by.
+pub type HostSet = BTreeSet<HostKey>;
 
 /// A place where something is published. Clones share it.
 #[derive(Debug)]
@@ -72,13 +72,15 @@ impl Published {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
     use super::*;
     use crate::route::Peer;
 
     fn table(subnet: &str) -> Table {
         Table::build(vec![Arc::new(Peer::new(
             subnet.parse().unwrap(),
-            "192.0.2.1:8285".parse().unwrap(),
+            SocketAddr::from(([192, 0, 2, 1], 8285)),
         ))])
     }
 
@@ -111,9 +113,9 @@ mod tests {
             });
             for _ in 0..10_000 {
                 let table = reader.load();
-                let subnet = table.peers()[0].subnet;
-                let peer = table.lookup(subnet.first_host()).unwrap();
-                assert_eq!(peer.subnet, subnet);
+                let subnets = table.peers()[0].subnets;
+                let peer = table.lookup(subnets.v4().unwrap().first_host()).unwrap();
+                assert_eq!(peer.subnets, subnets);
             }
         });
     }

@@ -6,12 +6,14 @@
 //! changes, at most two for each peer.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::packet::{Family, IpAddress};
-use crate::route::Prefix;
+use crate::route::hosts::Hosts;
+use crate::route::{Endpoint, Prefix, Prefixes};
+use crate::stats::HostKey;
 
 /// Most slots of the dense array: a /8 network cut into /28 subnets, 4 MiB. The array is asked
 /// for as zeroed memory, so pages without a peer are usually never touched.
@@ -20,12 +22,10 @@ const DENSE_SLOTS_MAX: usize = 1 << 20;
 /// Another node of the overlay.
 #[derive(Debug)]
 pub struct Peer {
-    /// The subnet leased to it.
-    pub subnet: Prefix,
-    /// Its IPv6 subnet, if it takes IPv6 packets.
-    pub subnet_v6: Option<Prefix<Ipv6Addr>>,
+    /// The subnets leased to it, of the families whose packets it takes.
+    pub subnets: Prefixes,
     /// Its tunnel address: public address and UDP port.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// Whether it takes datagrams without a UDP checksum at no cost, as it says with its lease.
     pub takes_no_checksum: bool,
     /// Whether it takes datagrams from [`SOURCE_PORTS`](crate::route::SOURCE_PORTS) more ports and
@@ -40,12 +40,11 @@ pub struct Peer {
 
 impl Peer {
     /// One of which nothing else is known.
-    pub fn new(subnet: Prefix, address: SocketAddrV4) -> Self {
+    pub fn new(subnets: Prefixes, address: impl Into<SocketAddr>) -> Self {
         let source_proven = AtomicBool::new(false);
         Self {
-            subnet,
-            subnet_v6: None,
-            address,
+            subnets,
+            address: address.into(),
             takes_no_checksum: false,
             takes_source_ports: false,
             source_proven,
@@ -58,8 +57,11 @@ impl Peer {
 pub struct Table {
     v4: Routes<Ipv4Addr>,
     v6: Routes<Ipv6Addr>,
+    /// Each once, in ascending order of the first of their subnets.
+    peers: Box<[Arc<Peer>]>,
+    hosts: Hosts,
     /// Public addresses of the peers in ascending order, each once.
-    outer_addresses: Box<[Ipv4Addr]>,
+    outer_addresses: Box<[IpAddr]>,
     /// Whether this is the table before any lease is known.
     pub is_provisional: bool,
 }
@@ -70,9 +72,9 @@ pub struct Routes<A: IpAddress> {
     lookup: Lookup<A>,
     /// In ascending order of their subnets, each subnet once.
     peers: Box<[Arc<Peer>]>,
-    /// The peers' tunnel addresses in the same order, 6 bytes each and side by side: a packet to
-    /// one of thousands of peers loads no line of the peer itself.
-    tunnel_addresses: Box<[SocketAddrV4]>,
+    /// The peers' endpoints in the same order, 8 bytes each and side by side: a packet to one of
+    /// thousands of peers loads no line of the peer itself.
+    endpoints: Box<[Endpoint]>,
 }
 
 /// A family that the table has routes of.
@@ -117,14 +119,26 @@ impl Table {
 
     /// Builds a table; of several peers with the same subnet, the last one wins.
     pub fn build(peers: Vec<Arc<Peer>>) -> Self {
-        let v4 = Routes::build(peers.into_iter().map(|peer| (peer.subnet, peer)).collect());
-        let of_v6 = |peer: &Arc<Peer>| Some((peer.subnet_v6?, Arc::clone(peer)));
-        let mut outer_addresses: Vec<_> = v4.peers.iter().map(|peer| *peer.address.ip()).collect();
+        Self::of(Hosts::default(), peers)
+    }
+
+    /// As [`Self::build`], for workers who know hosts as `before` has them.
+    pub fn build_after(before: &Self, peers: Vec<Arc<Peer>>) -> Self {
+        Self::of(before.hosts.clone(), peers)
+    }
+
+    fn of(mut hosts: Hosts, peers: Vec<Arc<Peer>>) -> Self {
+        hosts.add(peers.iter().map(|peer| peer.address.ip()));
+        let peers = last_of_each(peers, |peer| peer.subnets.first());
+        let mut outer_addresses: Vec<_> = peers.iter().map(|peer| peer.address.ip()).collect();
         outer_addresses.sort_unstable();
         outer_addresses.dedup();
+        let peers = peers.into_boxed_slice();
         Self {
-            v6: Routes::build(v4.peers.iter().filter_map(of_v6).collect()),
-            v4,
+            v4: Routes::build(&peers, &hosts, |peer| peer.subnets.v4()),
+            v6: Routes::build(&peers, &hosts, |peer| peer.subnets.v6()),
+            peers,
+            hosts,
             outer_addresses: outer_addresses.into_boxed_slice(),
             is_provisional: false,
         }
@@ -139,9 +153,21 @@ impl Table {
 
     /// Where packets to `destination` go: the address of the peer that [`Self::lookup`] finds.
     #[inline(always)]
-    pub fn tunnel_address<A: Routed>(&self, destination: A) -> Option<SocketAddrV4> {
+    pub fn endpoint<A: Routed>(&self, destination: A) -> Option<Endpoint> {
         let routes = A::routes(self);
-        routes.tunnel_addresses.get(routes.lookup.index(destination) as usize).copied()
+        routes.endpoints.get(routes.lookup.index(destination) as usize).copied()
+    }
+
+    /// The address of an endpoint, also of one that this table had before.
+    #[inline]
+    pub fn address(&self, endpoint: Endpoint) -> SocketAddr {
+        self.hosts.address(endpoint)
+    }
+
+    /// What workers know a peer's host by; nobody, if it is of IPv6 and never was one.
+    #[inline]
+    pub fn host_key(&self, outer: IpAddr) -> HostKey {
+        self.hosts.key(outer)
     }
 
     /// The peer whose subnet holds a pod of either family.
@@ -154,28 +180,44 @@ impl Table {
 
     /// Whether any peer has this public address, at whichever port.
     #[inline]
-    pub fn has_peer_at(&self, outer: Ipv4Addr) -> bool {
-        self.outer_addresses.binary_search(&outer).is_ok()
+    pub fn has_peer_at(&self, outer: impl Into<IpAddr>) -> bool {
+        self.outer_addresses.binary_search(&outer.into()).is_ok()
     }
 
-    /// The peers in ascending order of their IPv4 subnets.
+    /// The peers in ascending order of the first of their subnets.
     pub fn peers(&self) -> &[Arc<Peer>] {
-        &self.v4.peers
+        &self.peers
     }
 }
 
+/// In ascending order of what `key` says of them, and of those of whom it says the same the last.
+fn last_of_each<K: Ord>(mut peers: Vec<Arc<Peer>>, key: impl Fn(&Peer) -> K) -> Vec<Arc<Peer>> {
+    // Stable, so equal ones keep their order and the last of each run is the winner.
+    peers.sort_by_key(|peer| key(peer));
+    peers.reverse();
+    peers.dedup_by_key(|peer| key(peer));
+    peers.reverse();
+    peers
+}
+
 impl<A: IpAddress> Routes<A> {
-    fn build(mut leased: Vec<(Prefix<A>, Arc<Peer>)>) -> Self {
-        // Stable, so equal subnets keep their order and the last of each run is the winner.
-        leased.sort_by_key(|(subnet, _)| *subnet);
-        leased.reverse();
-        leased.dedup_by_key(|(subnet, _)| *subnet);
-        leased.reverse();
-        let subnets: Vec<_> = leased.iter().map(|(subnet, _)| *subnet).collect();
+    fn build(
+        peers: &[Arc<Peer>],
+        hosts: &Hosts,
+        subnet: impl Fn(&Peer) -> Option<Prefix<A>>,
+    ) -> Self {
+        let leased = peers.iter().filter(|peer| subnet(peer).is_some()).cloned().collect();
+        let peers = last_of_each(leased, &subnet);
+        let endpoint = |peer: &Arc<Peer>| Endpoint {
+            host: hosts.key(peer.address.ip()),
+            port: peer.address.port(),
+        };
         Self {
-            lookup: Lookup::build(&subnets),
-            tunnel_addresses: leased.iter().map(|(_, peer)| peer.address).collect(),
-            peers: leased.into_iter().map(|(_, peer)| peer).collect(),
+            lookup: Lookup::build(
+                &peers.iter().filter_map(|peer| subnet(peer)).collect::<Vec<_>>(),
+            ),
+            endpoints: peers.iter().map(endpoint).collect(),
+            peers: peers.into_boxed_slice(),
         }
     }
 }

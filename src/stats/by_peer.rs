@@ -2,10 +2,10 @@
 //! failed, and whether it was sent long datagrams lately. Touched once for each datagram or batch
 //! of datagrams, not for each packet in it.
 
-use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Counter;
+use super::host_key::HostKey;
 use super::long_sends::LongSends;
 
 /// Peers that one worker has room for: more than the 5,000 that weft is made for; 512 KiB.
@@ -20,15 +20,15 @@ const PLACES_TRIED_MAX: usize = 64;
 /// are between the peers' addresses (Knuth, The Art of Computer Programming, volume 3, 6.4).
 const SPREAD: u32 = 0x9e37_79b1;
 
-/// Which of `places`, a power of two, a host is looked for in first.
+/// Which of `places`, a power of two, a host is looked for in first, by its address or key.
 #[inline]
-pub fn spread(host: Ipv4Addr, places: usize) -> usize {
+pub fn spread(host: u32, places: usize) -> usize {
     debug_assert!(places.is_power_of_two() && places > 1);
-    (host.to_bits().wrapping_mul(SPREAD) >> (u32::BITS - places.ilog2())) as usize
+    (host.wrapping_mul(SPREAD) >> (u32::BITS - places.ilog2())) as usize
 }
 
-/// A place that no peer has: no host's address.
-const FREE: u32 = 0;
+/// A place that no peer has.
+const FREE: u32 = HostKey::NOBODY.bits();
 
 /// The number of the place that those without one share.
 const ELSEWHERE: usize = PEERS_COUNTED_MAX;
@@ -58,7 +58,7 @@ pub struct PeerTraffic {
     pub failed_sends: u64,
 }
 
-/// One worker's counts, by the peers' public addresses.
+/// One worker's counts, by the peers' hosts.
 ///
 /// INVARIANT: as for [`Counter`], one thread writes. A place belongs to one peer for ever: a peer
 /// that has left keeps what was counted.
@@ -99,22 +99,22 @@ impl ByPeer {
     /// Counts what was sent to `peer`, and marks it if these are datagrams beyond
     /// [`LONG_BYTES`](super::LONG_BYTES).
     #[inline]
-    pub fn sent(&self, peer: Ipv4Addr, packets: u64, bytes: u64, is_long: bool) {
+    pub fn sent(&self, peer: HostKey, packets: u64, bytes: u64, is_long: bool) {
         let (number, place) = self.place(peer, || true);
         place.packets_sent.add(packets);
         place.bytes_sent.add(bytes);
         if is_long {
             if number == ELSEWHERE {
-                place.peer.store(peer.to_bits(), Ordering::Relaxed);
+                place.peer.store(peer.bits(), Ordering::Relaxed);
             }
             self.long_sends.mark(number);
         }
     }
 
     /// Those who are marked; forgets the marks. For another thread than the one that counts.
-    pub fn take_long_sends(&self) -> impl Iterator<Item = Ipv4Addr> {
+    pub fn take_long_sends(&self) -> impl Iterator<Item = HostKey> {
         let place = |number| self.places.get(number).unwrap_or(&self.elsewhere);
-        let peer = move |number| Ipv4Addr::from_bits(place(number).peer.load(Ordering::Relaxed));
+        let peer = move |number| HostKey::of_bits(place(number).peer.load(Ordering::Relaxed));
         self.long_sends.take().map(peer)
     }
 
@@ -124,10 +124,10 @@ impl ByPeer {
     #[inline]
     pub fn received(
         &self,
-        sender: Ipv4Addr,
+        sender: HostKey,
         packets: u64,
         bytes: u64,
-        peer_of: impl FnOnce() -> Option<Ipv4Addr>,
+        peer_of: impl FnOnce() -> Option<HostKey>,
     ) {
         let (number, mut place) = self.place(sender, || false);
         if number == ELSEWHERE
@@ -140,7 +140,7 @@ impl ByPeer {
     }
 
     /// Counts `packets` that could not be sent to `peer`.
-    pub fn failed(&self, peer: Ipv4Addr, packets: u64) {
+    pub fn failed(&self, peer: HostKey, packets: u64) {
         self.place(peer, || true).1.failed_sends.add(packets);
     }
 
@@ -149,7 +149,7 @@ impl ByPeer {
     /// and `is_heard` whether somebody else received from it lately.
     pub fn is_unanswered(
         &self,
-        peer: Ipv4Addr,
+        peer: HostKey,
         (packets, bytes): (u64, u64),
         now_ns: u64,
         heard_packets: impl FnOnce() -> u64,
@@ -176,7 +176,7 @@ impl ByPeer {
     }
 
     /// Adds what was counted for `peer`: nothing if it found no place.
-    pub(super) fn add_to(&self, total: &mut PeerTraffic, peer: Ipv4Addr) {
+    pub(super) fn add_to(&self, total: &mut PeerTraffic, peer: HostKey) {
         let (number, place) = self.place(peer, || false);
         if number != ELSEWHERE {
             total.packets_sent += place.packets_sent.get();
@@ -189,17 +189,17 @@ impl ByPeer {
 
     /// The place of `peer`, which it gets now if it `may_have_one` and has none, and its number.
     #[inline]
-    fn place(&self, peer: Ipv4Addr, may_have_one: impl FnOnce() -> bool) -> (usize, &Place) {
+    fn place(&self, peer: HostKey, may_have_one: impl FnOnce() -> bool) -> (usize, &Place) {
         for (number, place) in self.tried(peer) {
             let taken_by = place.peer.load(Ordering::Relaxed);
             if taken_by == FREE {
-                if peer.is_unspecified() || !may_have_one() {
+                if peer == HostKey::NOBODY || !may_have_one() {
                     break;
                 }
-                place.peer.store(peer.to_bits(), Ordering::Relaxed);
+                place.peer.store(peer.bits(), Ordering::Relaxed);
                 return (number, place);
             }
-            if taken_by == peer.to_bits() {
+            if taken_by == peer.bits() {
                 return (number, place);
             }
         }
@@ -208,8 +208,8 @@ impl ByPeer {
 
     /// Where `peer` may have its place, the likeliest first.
     #[inline]
-    fn tried(&self, peer: Ipv4Addr) -> impl Iterator<Item = (usize, &Place)> {
-        let first = spread(peer, PEERS_COUNTED_MAX);
+    fn tried(&self, peer: HostKey) -> impl Iterator<Item = (usize, &Place)> {
+        let first = spread(peer.bits(), PEERS_COUNTED_MAX);
         let numbers = (first..first + PLACES_TRIED_MAX).map(|at| at % PEERS_COUNTED_MAX);
         numbers.filter_map(|number| Some((number, self.places.get(number)?)))
     }
@@ -219,7 +219,7 @@ impl ByPeer {
 mod tests {
     use super::*;
 
-    fn of(counts: &ByPeer, peer: Ipv4Addr) -> PeerTraffic {
+    fn of(counts: &ByPeer, peer: HostKey) -> PeerTraffic {
         let mut total = PeerTraffic::default();
         counts.add_to(&mut total, peer);
         total
@@ -272,8 +272,8 @@ mod tests {
         }
     }
 
-    fn peer(number: u32) -> Ipv4Addr {
-        Ipv4Addr::from_bits(0xAC14_0001_u32.wrapping_add(number))
+    fn peer(number: u32) -> HostKey {
+        HostKey::of_bits(0xAC14_0001_u32.wrapping_add(number))
     }
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
                     bytes_received: 30,
                     failed_sends: 4,
                 };
-                assert_eq!(of(&counts, peer), expected, "{peer}");
+                assert_eq!(of(&counts, peer), expected, "{peer:?}");
             }
         }
     }

@@ -2,7 +2,7 @@
 //! one load; a packet that is forwarded costs nothing at any time.
 
 use std::collections::VecDeque;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ pub struct DroppedPacket<'a> {
     /// Monotonic time of its batch.
     pub now_ns: u64,
     /// The peer that sent it or was to get it, if that is known.
-    pub peer: Option<SocketAddrV4>,
+    pub peer: Option<SocketAddr>,
     /// The packet, from its IP header on, as far as it is at hand.
     pub packet: &'a [u8],
 }
@@ -37,7 +37,7 @@ pub struct Sample {
     /// How many packets went with it, itself included: a super-packet stands for several.
     pub packets: u64,
     /// The peer, if it was known.
-    pub peer: Option<SocketAddrV4>,
+    pub peer: Option<SocketAddr>,
     /// Length of the packet or super-packet.
     pub length_bytes: usize,
     /// Its first [`SAMPLE_BYTES_MAX`] bytes.
@@ -110,11 +110,11 @@ impl Samples {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
 
-    const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 7), 8285);
+    const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 8285);
 
     fn drop_at(samples: &Samples, now_ns: u64, packet: &[u8]) {
         let dropped = DroppedPacket { now_ns, peer: Some(PEER), packet };

@@ -12,7 +12,7 @@ mod verdict;
 mod workers;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -253,7 +253,7 @@ pub struct LeaseIpv6 {
 #[serde(rename_all = "kebab-case")]
 pub enum TunnelEnd {
     /// Its destination.
-    Udp(SocketAddrV4),
+    Udp(SocketAddr),
     /// Its destination's port and its VXLAN network identifier.
     Vxlan {
         /// The UDP port.

@@ -1,6 +1,6 @@
 //! The other answers of the status socket.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -79,7 +79,7 @@ pub struct Sample {
     /// How many packets it stands for.
     pub packets: u64,
     /// Whom it came from or was to go to.
-    pub peer: Option<SocketAddrV4>,
+    pub peer: Option<SocketAddr>,
     /// Its length, of which there may be less in `bytes`.
     pub length_bytes: u32,
     /// The packet's beginning, as hexadecimal digits.

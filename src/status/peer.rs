@@ -1,6 +1,6 @@
 //! What weftd says of a peer.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ impl PeerState {
 #[serde(untagged)]
 pub enum Via {
     /// Its end of the tunnel.
-    Tunnel(SocketAddrV4),
+    Tunnel(SocketAddr),
     /// The host, if weftd makes no datagrams for it. One without IPv4 by its IPv6 address.
     Host(IpAddr),
 }
@@ -94,16 +94,16 @@ impl Via {
     /// The host's address.
     pub fn host(self) -> IpAddr {
         match self {
-            Self::Tunnel(address) => IpAddr::V4(*address.ip()),
+            Self::Tunnel(address) => address.ip(),
             Self::Host(address) => address,
         }
     }
 
-    /// Its end of the tunnel, if it has IPv4, with `port` if none is known.
-    pub fn tunnel(self, port: u16) -> Option<SocketAddrV4> {
+    /// Its end of the tunnel, with `port` if none is known.
+    pub fn tunnel(self, port: u16) -> SocketAddr {
         match self {
-            Self::Tunnel(address) => Some(address),
-            Self::Host(address) => Some(SocketAddrV4::new(Ipv4Addr::of(address)?, port)),
+            Self::Tunnel(address) => address,
+            Self::Host(address) => SocketAddr::new(address, port),
         }
     }
 }

@@ -12,16 +12,21 @@ use super::check;
 /// Where the network header begins for a filter (include/uapi/linux/filter.h).
 const NETWORK_HEADER: u32 = libc::SKF_NET_OFF.cast_unsigned();
 
+/// Where in a packet of IPv4, and of IPv6, the last four bytes of the sender's address lie, and its
+/// port if no options or extension headers come before it.
+const SENDER_AT: [(u32, u32); 2] = [(12, 20), (20, 40)];
+
 /// Has the group of `socket` receive by the sum of the sender's address and port, modulo `sockets`:
 /// neighbouring addresses and neighbouring ports go to different ones, which a hash does not
 /// promise. The ports are looked for behind a header without options; with some, the datagrams of
 /// one sender still share a socket, for as long as they carry the same.
-pub fn share_by_sender(socket: BorrowedFd<'_>, sockets: u16) -> io::Result<()> {
+pub fn share_by_sender(socket: BorrowedFd<'_>, is_ipv6: bool, sockets: u16) -> io::Result<()> {
+    let (address_at, port_at) = SENDER_AT[usize::from(is_ipv6)];
     let filter = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut program = [
-        filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NETWORK_HEADER + 12),
+        filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NETWORK_HEADER + address_at),
         filter(libc::BPF_MISC | libc::BPF_TAX, 0),
-        filter(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, NETWORK_HEADER + 20),
+        filter(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, NETWORK_HEADER + port_at),
         filter(libc::BPF_ALU | libc::BPF_ADD | libc::BPF_X, 0),
         filter(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, sockets.max(1).into()),
         filter(libc::BPF_RET | libc::BPF_A, 0),

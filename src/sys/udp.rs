@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::mem::zeroed;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -16,7 +16,7 @@ use super::{Slots, check, iovec};
 const SO_MEMINFO: c_int = 55;
 
 /// Room for the control messages of one datagram, each a header and a value with its padding:
-/// SO_RXQ_OVFL (u32), a segment size (int) and the type of service (u8).
+/// SO_RXQ_OVFL (u32), a segment size (int) and the type of service (u8) or traffic class (int).
 pub(super) const CONTROL_BYTES: usize = 3 * (size_of::<libc::cmsghdr>() + size_of::<u64>());
 
 #[repr(C, align(8))]
@@ -55,16 +55,33 @@ pub fn enable_overflow_count(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)
 }
 
-/// Whether the kernel and the routers may fragment datagrams (IP_PMTUDISC_OMIT), or all go with
-/// Don't Fragment, and one that is longer than the interface takes is refused with EMSGSIZE
-/// (IP_PMTUDISC_PROBE). Both go by the MTU of the interface and never by the path MTU that the
+/// Whether the kernel and the routers may fragment the datagrams of a socket that is bound to
+/// `address` (IP_PMTUDISC_OMIT), or all go with Don't Fragment, and one that is longer than the
+/// interface takes is refused with EMSGSIZE (IP_PMTUDISC_PROBE). Those over IPv6 no router
+/// fragments. Both go by the MTU of the interface and never by the path MTU that the
 /// kernel learns from ICMP (`ip_sk_use_pmtu`, include/net/ip.h), which anybody can forge who knows
 /// the addresses: the default, IP_PMTUDISC_WANT, and IP_PMTUDISC_DO believe it for ten minutes.
 /// What can't be fragmented goes without an IPv4 identification (RFC 6864, section 4), which
 /// costs two cache lines for each destination (`__ip_select_ident`, net/ipv4/route.c).
-pub fn set_fragmenting(socket: BorrowedFd<'_>, fragmenting: bool) -> io::Result<()> {
+pub fn set_fragmenting(
+    socket: BorrowedFd<'_>,
+    address: SocketAddr,
+    fragmenting: bool,
+) -> io::Result<()> {
+    // IPv6 has the same numbers for both.
     let mode = if fragmenting { libc::IP_PMTUDISC_OMIT } else { libc::IP_PMTUDISC_PROBE };
-    set_int(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, mode)
+    match address {
+        SocketAddr::V4(_) => set_int(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, mode),
+        SocketAddr::V6(_) => set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, mode),
+    }
+}
+
+/// Has the kernel tell with each datagram the type of service or traffic class of what carried it.
+pub fn enable_type_of_service(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    match address {
+        SocketAddr::V4(_) => set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1),
+        SocketAddr::V6(_) => set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1),
+    }
 }
 
 pub(super) fn set_int(
@@ -109,19 +126,52 @@ fn get<const N: usize>(
     Ok(value)
 }
 
-fn socket_address(address: SocketAddrV4) -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
-        sin_port: address.port().to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
-        sin_zero: [0; 8],
+/// A `sockaddr_in` or `sockaddr_in6`, as bytes: family, port, then the address of IPv4, or flow
+/// label, address and scope of IPv6 (include/uapi/linux/in.h, in6.h).
+#[repr(C, align(4))]
+#[derive(Clone, Copy)]
+struct Address([u8; ADDRESS_BYTES]);
+
+const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_in6>();
+
+impl Address {
+    const NONE: Self = Self([0; ADDRESS_BYTES]);
+
+    /// With the number of its bytes that count.
+    fn of(address: SocketAddr) -> (Self, libc::socklen_t) {
+        let Self(mut bytes) = Self::NONE;
+        let (family, length) = match address {
+            SocketAddr::V4(v4) => {
+                bytes[4..8].copy_from_slice(&v4.ip().octets());
+                (libc::AF_INET, size_of::<libc::sockaddr_in>())
+            }
+            SocketAddr::V6(v6) => {
+                bytes[8..24].copy_from_slice(&v6.ip().octets());
+                (libc::AF_INET6, ADDRESS_BYTES)
+            }
+        };
+        bytes[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+        bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+        (Self(bytes), length as libc::socklen_t)
+    }
+
+    fn get(&self) -> SocketAddr {
+        let Self(bytes) = self;
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        let family = libc::sa_family_t::from_ne_bytes([bytes[0], bytes[1]]);
+        if i32::from(family) == libc::AF_INET6 {
+            let octets: [u8; 16] = bytes[8..24].try_into().unwrap_or_default();
+            (Ipv6Addr::from(octets), port).into()
+        } else {
+            (Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]), port).into()
+        }
     }
 }
 
 /// One message to send: a datagram, or a GSO batch.
 pub struct Datagrams<S> {
     /// Where to.
-    pub destination: SocketAddrV4,
+    pub destination: SocketAddr,
     /// Bytes of each datagram but the last, if there are several (UDP_SEGMENT).
     pub segment_bytes: Option<u16>,
     /// Where the bytes lie, in order.
@@ -132,7 +182,7 @@ pub struct Datagrams<S> {
 /// that anybody follows.
 pub struct SendBatch {
     headers: Vec<libc::mmsghdr>,
-    addresses: Vec<libc::sockaddr_in>,
+    addresses: Vec<Address>,
     controls: Vec<SegmentControl>,
     iovecs: Vec<libc::iovec>,
 }
@@ -163,13 +213,14 @@ impl SendBatch {
         for Datagrams { destination, segment_bytes, spans } in messages {
             // SAFETY: `mmsghdr` is plain old data for which all zeroes is a valid value.
             let mut header: libc::mmsghdr = unsafe { zeroed() };
-            header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+            let (address, address_bytes) = Address::of(destination);
+            header.msg_hdr.msg_namelen = address_bytes;
             header.msg_hdr.msg_iovlen = spans.as_ref().len();
             // Without a length, the kernel looks at no control message.
             let control_bytes = size_of::<SegmentControl>();
             header.msg_hdr.msg_controllen = segment_bytes.map_or(0, |_| control_bytes);
             self.headers.push(header);
-            self.addresses.push(socket_address(destination));
+            self.addresses.push(address);
             self.controls.push(segment_control(segment_bytes.unwrap_or(0)));
             self.iovecs.extend(spans.as_ref().iter().map(|span| iovec(&arena[span.range()])));
         }
@@ -208,17 +259,18 @@ pub struct Received {
     /// Size of each datagram in the slot but the last, when it holds more than one.
     pub segment_bytes: Option<u16>,
     /// The sender.
-    pub source: SocketAddrV4,
+    pub source: SocketAddr,
     /// Datagrams that the socket has dropped since it was opened, if the kernel said.
     pub overflows: Option<u32>,
-    /// The type of service, DSCP and ECN, of what carried it; 0 unless the kernel said.
+    /// The type of service or traffic class, DSCP and ECN, of what carried it; 0 unless the kernel
+    /// said.
     pub type_of_service: u8,
 }
 
 /// Scratch for recvmmsg: one slot of a buffer per message.
 pub struct ReceiveBatch {
     headers: Vec<libc::mmsghdr>,
-    addresses: Vec<libc::sockaddr_in>,
+    addresses: Vec<Address>,
     controls: Vec<Control>,
     iovecs: Vec<libc::iovec>,
 }
@@ -226,11 +278,11 @@ pub struct ReceiveBatch {
 impl ReceiveBatch {
     /// Scratch for at most `messages` messages a call.
     pub fn new(messages: usize) -> Self {
-        // SAFETY: all three are plain old data for which all zeroes is a valid value.
-        let (header, address, iovec) = unsafe { (zeroed(), zeroed(), zeroed::<libc::iovec>()) };
+        // SAFETY: both are plain old data for which all zeroes is a valid value.
+        let (header, iovec) = unsafe { (zeroed(), zeroed::<libc::iovec>()) };
         Self {
             headers: vec![header; messages],
-            addresses: vec![address; messages],
+            addresses: vec![Address::NONE; messages],
             controls: vec![Control([0; CONTROL_BYTES]); messages],
             iovecs: vec![iovec; messages],
         }
@@ -272,7 +324,7 @@ impl ReceiveBatch {
             *iovec = libc::iovec { iov_base, iov_len: layout.slot_bytes };
             let header = &mut header.msg_hdr;
             header.msg_name = (&raw mut *address).cast();
-            header.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+            header.msg_namelen = ADDRESS_BYTES as libc::socklen_t;
             header.msg_iov = &raw mut *iovec;
             header.msg_iovlen = 1;
             header.msg_control = (&raw mut *control).cast();
@@ -284,14 +336,10 @@ impl ReceiveBatch {
     /// What the last receive brought into `slot`, which must be one that it filled.
     pub fn received(&self, slot: usize) -> Received {
         let header = &self.headers[slot];
-        let address = &self.addresses[slot];
         let mut received = Received {
             bytes: header.msg_len as usize,
             segment_bytes: None,
-            source: SocketAddrV4::new(
-                Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes()),
-                u16::from_be(address.sin_port),
-            ),
+            source: self.addresses[slot].get(),
             overflows: None,
             type_of_service: 0,
         };
@@ -309,6 +357,10 @@ impl ReceiveBatch {
             }
             (libc::IPPROTO_IP, libc::IP_TOS) => {
                 received.type_of_service = data.first().copied().unwrap_or(0);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                let class = data.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes));
+                received.type_of_service = class.unwrap_or(0) as u8;
             }
             _ => {}
         });

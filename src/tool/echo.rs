@@ -174,7 +174,7 @@ fn open(is_ipv6: bool) -> io::Result<Socket> {
     let socket = Socket::new(domain, Type::RAW, Some(icmp))?;
     only_types(socket.as_fd(), &kinds.answers(), is_ipv6)?;
     match is_ipv6 {
-        false => set_fragmenting(socket.as_fd(), false)?,
+        false => set_fragmenting(socket.as_fd(), (Ipv4Addr::UNSPECIFIED, 0).into(), false)?,
         true => never_fragment_ipv6(socket.as_fd())?,
     }
     socket.set_recv_buffer_size(4 << 20)?;

@@ -4,19 +4,19 @@
 mod family;
 mod kernel;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
-use crate::forward::decide::{self, Host, Leased, Local, Refusal};
+use crate::forward::decide::{self, Host, Leased, LeasedFamilies, Local, Refusal};
 use crate::host::state::KernelFamily;
 use crate::packet::ecn::Ecn;
 use crate::packet::header::Header;
 use crate::packet::icmp::ErrorKind;
-use crate::route::{self, Prefix, Table};
+use crate::route::{self, Families, Prefix, Prefixes, Table};
 use crate::stats::DropReason;
 use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
 use crate::tool::arguments::Question;
@@ -27,7 +27,7 @@ use self::kernel::{Answers, Asked, Outer};
 pub(super) use self::kernel::{FORWARDS_NOTHING, forwards_ipv6};
 
 /// Of a host that is no peer (RFC 5737).
-const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), UDP_PORT);
+const STRANGER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)), UDP_PORT);
 
 /// What none of this looks at.
 const NOT_CONSIDERED: &str = "not considered: firewalls and network policies of both hosts and of \
@@ -56,10 +56,10 @@ type LastStep = Result<String, String>;
 /// What weftd says of itself, as far as it matters here.
 struct ThisHost<'a, A: ToldFamily> {
     lease: Leased<A>,
-    /// The one of IPv4, which the udp backend has.
-    v4: Option<Leased<Ipv4Addr>>,
+    /// Of each family that it has.
+    leased: Option<LeasedFamilies>,
     mtu_bytes: u16,
-    underlay: SocketAddrV4,
+    underlay: SocketAddr,
     kind: BackendKind,
     peers: &'a [Peer],
 }
@@ -214,17 +214,17 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
     fn read(status: &'a Status, peers: &'a [Peer]) -> Option<Self> {
         let Lease { mtu_bytes, public_ip, .. } = *status.lease.as_ref()?;
         let lease = A::leased(status.lease.as_ref()?)?;
-        let tunnel = peers.iter().find_map(|peer| peer.via.tunnel(UDP_PORT));
-        let port = tunnel.map_or(UDP_PORT, |tunnel| tunnel.port());
+        let port = peers.first().map_or(UDP_PORT, |peer| peer.via.tunnel(UDP_PORT).port());
         let underlay = match status.tunnel {
             Some(TunnelEnd::Udp(address)) => address,
             Some(TunnelEnd::Vxlan { .. }) | None => {
-                SocketAddrV4::new(public_ip.unwrap_or(Ipv4Addr::UNSPECIFIED), port)
+                (public_ip.unwrap_or(Ipv4Addr::UNSPECIFIED), port).into()
             }
         };
         let kind = status.backend.as_ref()?.kind?;
-        let v4 = Ipv4Addr::leased(status.lease.as_ref()?);
-        Some(Self { lease, v4, mtu_bytes: mtu_bytes.try_into().ok()?, underlay, kind, peers })
+        let own = status.lease.as_ref()?;
+        let leased = Families::new(Ipv4Addr::leased(own), Ipv6Addr::leased(own));
+        Some(Self { lease, leased, mtu_bytes: mtu_bytes.try_into().ok()?, underlay, kind, peers })
     }
 
     fn explain(&self, question: &Question, ends: Ends<A>, steps: &mut Vec<String>) -> LastStep {
@@ -289,11 +289,11 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
             device: A::device(status),
             interface: status.interface.as_deref()?,
             host,
-            tunnel: status.tunnel.map(|tunnel| match host {
-                IpAddr::V4(host) => Outer::Datagram(
-                    [*self.underlay.ip(), host].map(|end| SocketAddrV4::new(end, tunnel.port())),
-                ),
-                IpAddr::V6(_) => Outer::ToHost,
+            tunnel: status.tunnel.map(|tunnel| match self.underlay.ip() {
+                own if own.is_ipv4() == host.is_ipv4() => {
+                    Outer::Datagram([own, host].map(|end| SocketAddr::new(end, tunnel.port())))
+                }
+                _ => Outer::ToHost,
             }),
         })
     }
@@ -378,7 +378,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
                     Some(true) => " or its worker's own port",
                     _ => "",
                 };
-                let from = self.underlay;
+                let (from, address) = (self.underlay, table.address(address));
                 Ok(format!("{by} in a UDP datagram from {from}{or_own} to {address}"))
             }
             Err(Refusal { reason, answer: Some(kind) }) => {
@@ -400,9 +400,9 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let (header, packet) = packet(ends, question.length_bytes, question.dont_fragment);
         // What an honest owner sends passes the strict check; nobody else's does.
         let (local, table) = (self.local(owner.is_some())?, self.table());
-        let sender = owner.and_then(|owner| owner.via.tunnel(UDP_PORT)).unwrap_or(STRANGER);
+        let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
         let host = Host { local: &local, leased: &self.lease, table: &table };
-        match decide::ingress(host, sender, Ecn::NotEct, &header, &packet, &mut None) {
+        match decide::ingress(host, &sender, Ecn::NotEct, &header, &packet, &mut None) {
             Ok(_) if owner.is_none() => Ok(format!(
                 "no lease covers {}: it is delivered, whoever sends it, unless this weftd has \
                  --peer-check=strict, which drops it as src-not-leased",
@@ -423,17 +423,17 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
     }
 
     fn local(&self, is_strict: bool) -> Result<Local, String> {
-        let Self { underlay, mtu_bytes, v4, .. } = *self;
-        let v4 = v4.ok_or("weftd says no subnet of IPv4, over which the udp backend sends")?;
-        Ok(Local { v4, v6: None, underlay, mtu_bytes, is_strict })
+        let Self { underlay, mtu_bytes, leased, .. } = *self;
+        let leased = leased.ok_or("weftd says no subnet of its own")?;
+        Ok(Local { leased, underlay, mtu_bytes, is_strict })
     }
 
     fn table(&self) -> Table {
         let used = self.peers.iter().filter(|peer| peer.state.is_sent_to());
         let routed = used.filter_map(|peer| {
-            let new = route::Peer::new(peer.subnet?, peer.via.tunnel(UDP_PORT)?);
             let subnet_v6 = peer.ipv6_subnet.filter(|_| peer.ipv6_via.is_some());
-            Some(route::Peer { subnet_v6, ..new })
+            let subnets = Prefixes::new(peer.subnet, subnet_v6)?;
+            Some(route::Peer::new(subnets, peer.via.tunnel(UDP_PORT)))
         });
         Table::build(routed.map(Arc::new).collect())
     }

@@ -86,9 +86,11 @@ fn list(snapshot: &Snapshot) -> String {
 
 fn row(lease: &Lease) -> Vec<String> {
     let (kind, expires_unix) = kind_and_end(lease);
-    // A lease that names none is of udp, but udp has none without IPv4.
+    // A lease that names none is of udp, which without IPv4 has data of IPv6; a reservation is of
+    // whatever its node runs.
     let backend = Some(&lease.attributes.backend_type);
-    let backend = backend.filter(|backend| lease.v4().is_some() || !backend.is_udp());
+    let has_data = lease.attributes.backend_v6_data.is_some();
+    let backend = backend.filter(|it| lease.v4().is_some() || has_data || !it.is_udp());
     vec![
         lease.subnets.to_string(),
         lease.attributes.node_address().to_string(),

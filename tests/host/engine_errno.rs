@@ -39,7 +39,7 @@ fn send_batch(peer: &UdpSocket, bulk: &Super) {
     let arena = bulk.segments.concat();
     let spans = [Span::new(0, arena.len())];
     let segment_bytes = Some(bulk.segments[0].len() as u16);
-    let message = Datagrams { destination: HOST, segment_bytes, spans };
+    let message = Datagrams { destination: HOST.into(), segment_bytes, spans };
     let sent = SendBatch::new(1, 1).send(peer.as_fd(), &arena, std::iter::once(message));
     assert_eq!(sent.ok(), Some(1));
 }

@@ -14,6 +14,7 @@ mod faults;
 mod forged_io_uring;
 mod forged_mmsg;
 mod guard;
+mod ipv6_underlay;
 mod kernel_backends;
 mod namespace;
 mod netns;

@@ -293,6 +293,10 @@ fn index_of(namespace: &Namespace, name: &str) -> u32 {
     line.split(':').next().unwrap().parse().unwrap()
 }
 
+fn network() -> Prefix {
+    "10.5.0.0/16".parse().unwrap()
+}
+
 fn with_tun() -> (Namespace, OverlayDesired) {
     let namespace = Namespace::with_links();
     namespace.ip("address add 192.0.2.2/24 dev eth0");
@@ -300,7 +304,7 @@ fn with_tun() -> (Namespace, OverlayDesired) {
     let desired = OverlayDesired {
         device: LinkId { index: index_of(&namespace, "flannel0"), name: "flannel0".to_owned() },
         mtu_bytes: 1472,
-        v4: OverlayPart::of("10.5.0.0/16".parse().unwrap(), Some("10.5.72.0/24".parse().unwrap())),
+        v4: Some(OverlayPart::of(network(), Some("10.5.72.0/24".parse().unwrap()))),
         v6: None,
     };
     (namespace, desired)
@@ -309,7 +313,7 @@ fn with_tun() -> (Namespace, OverlayDesired) {
 async fn follower() -> HostFollower {
     let interface = named("eth0");
     let external = discover(&interface).await.unwrap();
-    let networks = vec!["10.5.0.0/16".parse().unwrap()];
+    let networks = vec![network()];
     let period = Duration::from_secs(60);
     let (follow_address, all_route_events) = (true, false);
     HostFollower::new(Following {
@@ -337,7 +341,7 @@ async fn hold(host: &mut HostFollower, overlay: &mut Overlay) -> OverlayError {
 }
 
 async fn reconcile(overlay: &mut Overlay) -> Vec<String> {
-    let listing = Listing::read(&[overlay.desired.v4.network], &[]).await.unwrap();
+    let listing = Listing::read(&[network()], &[]).await.unwrap();
     overlay.reconcile(&listing).await.unwrap()
 }
 

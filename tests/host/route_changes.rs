@@ -36,7 +36,7 @@ fn changing_table(untouched: &Arc<Peer>, change: u32) -> Table {
             let network = Ipv4Addr::from_bits(Ipv4Addr::new(10, 5, 64, 0).to_bits() + index * 16);
             let subnet = Prefix::new(network, 28).expect("at most 32 bits");
             let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xac14_0100 + index), 8285);
-            Arc::new(Peer::new(subnet, address))
+            Arc::new(Peer::new(subnet.into(), address))
         }));
     }
     Table::build(peers)

@@ -301,7 +301,7 @@ fn every_slash_24_is_found_at_both_ends() {
     for index in 0..65_536 {
         let subnet = subnet_of(index);
         for destination in [subnet.network(), subnet.last()] {
-            assert_eq!(table.lookup(destination).unwrap().subnet, subnet);
+            assert_eq!(table.lookup(destination).unwrap().subnets, subnet.into());
         }
     }
     assert!(table.lookup(Ipv4Addr::new(9, 255, 255, 255)).is_none());

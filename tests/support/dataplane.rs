@@ -20,7 +20,7 @@ use weft::offload::{
     PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
 };
 use weft::packet::{checksum, header};
-use weft::route::{Peer, Published, Table};
+use weft::route::{Families, Peer, Published, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
 
 use super::lab::{Namespace, wait_until};
@@ -95,13 +95,13 @@ pub struct Host {
 
 /// This host, as the worker is told.
 pub fn local(mtu_bytes: u16) -> Local {
+    let leased = Leased {
+        network: "10.5.0.0/16".parse().expect("a prefix"),
+        subnet: "10.5.1.0/24".parse().expect("a prefix"),
+    };
     Local {
-        v4: Leased {
-            network: "10.5.0.0/16".parse().expect("a prefix"),
-            subnet: "10.5.1.0/24".parse().expect("a prefix"),
-        },
-        v6: None,
-        underlay: HOST,
+        leased: Families::of_v4(leased, None),
+        underlay: HOST.into(),
         mtu_bytes,
         is_strict: false,
     }
@@ -143,7 +143,8 @@ impl Host {
             namespace.address("flannel0", &format!("{TUN}/32"));
             namespace.exec(&["ip", "link", "set", "flannel0", "mtu", "1472", "up"]);
             namespace.exec(&["ip", "route", "add", "10.5.0.0/16", "dev", "flannel0"]);
-            let socket = TunnelSocket::bind(HOST, options.gso, options.gro).expect("a free port");
+            let socket =
+                TunnelSocket::bind(HOST.into(), options.gso, options.gro).expect("a free port");
             assert_eq!(socket.gro, options.gro);
             assert_eq!(socket.segments_max > 1, options.gso);
             if let Some(bytes) = options.send_buffer_bytes {

@@ -255,7 +255,7 @@ fn routing_rules_count() {
 fn send_batch(socket: &std::net::UdpSocket, target: SocketAddrV4, segment_bytes: u16, count: u16) {
     let bytes = vec![7; usize::from(segment_bytes) * usize::from(count)];
     let message = Datagrams {
-        destination: target,
+        destination: target.into(),
         segment_bytes: Some(segment_bytes),
         spans: [Span::new(0, bytes.len())],
     };

@@ -20,8 +20,8 @@ use crate::source::{Source, paths, words};
 const MAP: &[(&str, &[&str])] = &[
     ("stats", &[]),
     ("packet", &["stats"]),
-    ("route", &["packet"]),
-    ("offload", &["packet", "stats"]),
+    ("route", &["packet", "stats"]),
+    ("offload", &["packet", "route", "stats"]),
     ("forward", &["packet", "route", "offload", "stats"]),
     ("words", &[]),
     ("backend_kind", &["words"]),

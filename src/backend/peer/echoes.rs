@@ -3,7 +3,7 @@
 
 use std::future::pending;
 use std::io::{self, Read as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 
@@ -130,7 +130,7 @@ impl Echoes {
         let (mut batch, mut next) = (SendBatch::new(echoes.len(), echoes.len()), 0);
         while let Some((first, _)) = echoes.get(next) {
             let messages = echoes.iter().enumerate().skip(next).map(|(at, (_, to))| {
-                let destination = SocketAddrV4::new(*to, 0);
+                let destination = SocketAddr::from((*to, 0));
                 Datagrams { destination, segment_bytes: None, spans: [place(at)] }
             });
             // The call ends before one that the kernel refuses, or with its error if it is the
@@ -156,15 +156,21 @@ impl Echoes {
         socket.send_to(message, &SocketAddrV6::new(to, 0, 0, 0).into()).map(drop)
     }
 
-    /// An echo of this length, for another way to send it.
-    pub(in crate::backend) fn packet<A: Family>(
+    /// An echo of this length from the first of two addresses of one family to the second, for
+    /// another way to send it.
+    pub(in crate::backend) fn packet(
         &mut self,
-        addresses: [A; 2],
+        addresses: [IpAddr; 2],
         bytes: u16,
         sequence: u16,
-    ) -> &[u8] {
-        self.write(addresses, TTL, Span::new(0, bytes.into()), sequence);
-        &self.buffer[..bytes.into()]
+    ) -> Option<&[u8]> {
+        let place = Span::new(0, bytes.into());
+        match addresses {
+            [IpAddr::V4(own), IpAddr::V4(to)] => self.write([own, to], TTL, place, sequence),
+            [IpAddr::V6(own), IpAddr::V6(to)] => self.write([own, to], TTL, place, sequence),
+            _ => return None,
+        }
+        self.buffer.get(..bytes.into())
     }
 
     fn write<A: Family>(

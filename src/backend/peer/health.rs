@@ -18,7 +18,7 @@ use super::evidence::{Ask, Evidence, LOOK, Reached, Sample};
 use super::machine::Machine;
 use super::state::{Obstacle, Reachability};
 use crate::packet::echo::{Answer, Message, Reason, Reply, TTL};
-use crate::route::{Families, Prefix};
+use crate::route::{Families, Prefixes};
 
 /// Messages that come within this time are taken together, so that a flood of them is no load. The
 /// kernel says when each came.
@@ -100,7 +100,7 @@ impl Health {
     pub(in crate::backend) fn look(
         &mut self,
         count: impl FnMut(IpAddr, &[Reached]) -> Sample,
-        path_mtus: &BTreeMap<Prefix, u16>,
+        path_mtus: &BTreeMap<Prefixes, u16>,
         now: Instant,
     ) {
         self.machine.look(count, now);
@@ -317,7 +317,7 @@ mod tests {
     /// What a message shows of the host, which leases a subnet behind this interface.
     fn shown(message: Answer, by: u32, lease: u32) -> Option<Evidence> {
         let mut machine = Machine::new(false, 1);
-        let subnet = "10.5.1.0/24".parse::<Prefix>().unwrap().into();
+        let subnet = "10.5.1.0/24".parse().unwrap();
         let reached = Reached { subnet, target: TARGET, interface: lease };
         machine.set_hosts(Hosts::from([(HOST, vec![reached])]), EXTERNAL);
         let meaning = meaning(message, by, &machine, Some(8285), &[OWN]);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::route::Prefix;
+use crate::route::Prefixes;
 use crate::status;
 
 /// How a peer is, as far as its answers show.
@@ -98,5 +98,5 @@ pub struct Reachability {
     /// Of each peer, by its host.
     pub contacts: BTreeMap<IpAddr, Contact>,
     /// The subnets behind narrow paths, and the longest packet in bytes that each takes.
-    pub path_mtus: BTreeMap<Prefix, u16>,
+    pub path_mtus: BTreeMap<Prefixes, u16>,
 }

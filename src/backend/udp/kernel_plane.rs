@@ -11,7 +11,7 @@ mod placement;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::host::netlink::events::Events;
 use crate::host::netlink::policies::has_policies;
 use crate::host::netlink::{self, NetlinkError, neighbours, request_all};
 use crate::host::state::MacAddress;
-use crate::route::{HostSet, Peer, Prefix, Published};
+use crate::route::{HostSet, IpAddress, Peer, Prefix, Published, Table};
 use crate::status;
 
 use super::owner::Owner;
@@ -86,7 +86,7 @@ const PACKET_BYTES_MAX: u16 = 15_000;
 /// What the kernel plane learns from the rest of the backend.
 pub(super) struct Inputs {
     pub(super) owner: Owner,
-    pub(super) subnet: Prefix,
+    pub(super) subnet: Option<Prefix>,
     /// If it has one, and the kernel's programs can carry that family.
     pub(super) subnet_v6: Option<Prefix<Ipv6Addr>>,
     pub(super) routes: Published,
@@ -245,7 +245,11 @@ impl KernelPlane {
         if self.published.as_ref().is_some_and(is_moved) {
             self.pause();
         }
-        let Some(fast_path) = &self.fast_path else { return Ok(()) };
+        // There are none where hosts have no IPv4.
+        let own = self.fast_path.as_ref().zip(self.inputs.subnet);
+        let (Some((fast_path, subnet)), SocketAddr::V4(underlay)) = (own, ground.underlay) else {
+            return Ok(());
+        };
         let Inputs { owner, is_kept, .. } = self.inputs;
         let attacher = Attacher { fast_path, owner, is_kept };
         self.placement.check(&ground).await?;
@@ -261,29 +265,24 @@ impl KernelPlane {
         }
         hops::find(&mut self.hops, &table, ground.underlay).await?;
         let neighbours = neighbours::hardware_addresses(ground.underlay_device).await?;
-        let masks: BTreeSet<_> = table.peers().iter().map(|peer| peer.subnet.mask()).collect();
-        if masks.len() > LENGTHS_MAX {
-            return Err(Obstacle::Lengths);
-        }
-        let masks_v6 = table.peers().iter().filter_map(|peer| Some(peer.subnet_v6?.mask()));
-        let masks_v6: BTreeSet<_> = masks_v6.collect();
+        let (masks, masks_v6) = masks(&table)?;
         // Of more than the programs know, IPv6 is the workers'.
         let subnet_v6 = self.inputs.subnet_v6.filter(|_| masks_v6.len() <= LENGTHS_MAX);
         let maps = &fast_path.maps;
         let mut settings = Settings {
             until_ns: 0,
             streams_until_ns: 0,
-            subnet: self.inputs.subnet,
-            underlay_address: *ground.underlay.ip(),
-            port: ground.underlay.port(),
+            subnet,
+            underlay_address: *underlay.ip(),
+            port: underlay.port(),
             mtu_bytes: ground.mtu_bytes.min(PACKET_BYTES_MAX),
-            masks: masks.into_iter().rev().collect(),
+            masks,
             underlay_device: ground.underlay_device,
             hardware_address: mac.0,
             tun_device: ground.tun_device,
             gro_device: 0,
             subnet_v6,
-            masks_v6: masks_v6.into_iter().rev().collect(),
+            masks_v6,
         };
         if self.published.is_none() {
             // The program behind the pair goes by them as soon as it is there.
@@ -387,19 +386,21 @@ impl KernelPlane {
             let buffers = now.buffers_received - before.buffers_received;
             self.placement.delivery.add(long_packets, buffers, Instant::now());
             if now.packets_sent != before.packets_sent
-                && let Some(Some((_, hop))) = self.hops.get(peer.ip())
+                && let Some(Some((_, hop))) =
+                    Ipv4Addr::of(peer.ip()).and_then(|peer| self.hops.get(&peer))
             {
                 self.used.insert(*hop);
             }
             if now.long_packets_sent != before.long_packets_sent {
                 is_active = true;
-                lock(&self.inputs.taken.long_sends).insert(*peer.ip());
+                lock(&self.inputs.taken.long_sends).insert(table.host_key(peer.ip()));
             }
             if now.packets_received == before.packets_received {
                 continue;
             }
-            heard.insert(*peer.ip());
-            let known = table.lookup(subnet.network()).filter(|known| known.address == peer);
+            heard.insert(table.host_key(peer.ip()));
+            let known = table.owner(subnet.first_address());
+            let known = known.filter(|known| known.address == peer);
             if let Some(known) = known {
                 known.source_proven.store(true, Ordering::Relaxed);
             }
@@ -425,7 +426,7 @@ impl KernelPlane {
         };
         self.used_until = now + USE;
         let device = settings.underlay_device;
-        let ask = async |address| neighbours::use_neighbour(device, address).await;
+        let ask = async |address| neighbours::use_neighbour(device, IpAddr::V4(address)).await;
         // One that fails is noticed when the kernel forgets the neighbour.
         request_all(std::mem::take(&mut self.used), ask).await;
     }
@@ -444,6 +445,18 @@ impl Drop for KernelPlane {
         }
         self.placement.leave();
     }
+}
+
+/// Those of the peers' subnets of each family, the longest first; no more of IPv4 than the programs
+/// know.
+fn masks(table: &Table) -> Result<(Vec<u32>, Vec<u128>), Obstacle> {
+    let subnets = || table.peers().iter().map(|peer| peer.subnets);
+    let v4: BTreeSet<_> = subnets().filter_map(|it| Some(it.v4()?.mask())).collect();
+    let v6: BTreeSet<_> = subnets().filter_map(|it| Some(it.v6()?.mask())).collect();
+    if v4.len() > LENGTHS_MAX {
+        return Err(Obstacle::Lengths);
+    }
+    Ok((v4.into_iter().rev().collect(), v6.into_iter().rev().collect()))
 }
 
 /// That of the interface which carries the tunnel, if the programs can send by it.

@@ -2,7 +2,7 @@
 //! daemon may have, before anything is written to the store; `configure` configures it. Both may
 //! find leftovers of a killed predecessor.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::backend::error::{StartError, StartResult};
-use crate::backend::setup::{Claim, Setup};
+use crate::backend::setup::{Claim, Setup, addresses};
 use crate::backend_kind::BackendKind;
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
@@ -19,12 +19,15 @@ use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
 use crate::fast_path::FastPath;
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::{IPV6_MTU_BYTES_MIN, MtuError, no_room_for_ipv6, overlay_mtu_bytes};
+use crate::host::mtu::{
+    IPV6_MTU_BYTES_MIN, MtuError, no_room_for_ipv6, overlay_mtu_bytes, tunnel_overhead_bytes,
+};
 use crate::host::netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayPart, clear_v6};
 use crate::route::{Prefixes, SOURCE_PORTS, first_source_port};
 use crate::status::{self, SWITCHED_OFF};
 
+use super::families::underlay;
 use super::kernel_plane::attachment::{AttachError, Attacher};
 use super::kernel_plane::obstacle::off;
 use super::owner::Owner;
@@ -75,8 +78,7 @@ impl UdpReserved {
     pub(crate) fn attributes(&self, external: &ExternalInterface) -> LeaseAttributes {
         let backend_data = announcement(self.fast_path.is_ok(), self.tunnel.has_sources);
         let backend_v6_data = announcement_v6(self.tunnel.has_ipv6);
-        let public_ip = external.v4().map(|v4| v4.public_address);
-        let own = LeaseAttributes::at(BackendKind::Udp, public_ip, None);
+        let own = addresses(BackendKind::Udp, external);
         LeaseAttributes { backend_data, backend_v6_data, ..own }
     }
 }
@@ -88,22 +90,24 @@ pub(crate) async fn reserve(
     claim: Claim<'_>,
 ) -> StartResult<UdpReserved> {
     let Claim { external, networks, previous_subnet, dataplane, handover } = claim;
-    let ipv4 = networks.v4().zip(external.v4());
-    let ((network, external_v4), network_v6) = (ipv4.ok_or(StartError::NoIpv4)?, networks.v6());
+    let is_over_ipv6 = networks.v4().is_none();
+    let outer = underlay(external, is_over_ipv6);
+    let outer = outer.ok_or(StartError::NoUnderlay)?;
     let DataplaneOptions { mut offload, workers, fast_path, .. } = dataplane;
     let is_kept = dataplane.keep_tunnel;
-    let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
-    let has_ipv6 = network_v6.is_some();
-    has_room_for(has_ipv6, mtu_bytes)?;
+    let overhead_bytes = tunnel_overhead_bytes(outer);
+    let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, overhead_bytes, settings.mtu_bytes)?;
+    let has_ipv6 = networks.v6().is_some();
+    has_room_for(has_ipv6, mtu_bytes, overhead_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
     let has_sources = !dataplane.has_one_source_port && worker_count.get() > 1;
-    let address = SocketAddrV4::new(external_v4.address, settings.port);
-    let owner = Owner { port: settings.port, network };
+    let address = SocketAddr::new(outer, settings.port);
+    let owner = Owner { port: settings.port, network: networks.first() };
     let inherited = tun_device::inherit(handover, owner, address, offload, worker_count).await?;
     let checked = async |(sockets, queues): (Vec<TunnelSocket>, Vec<Tun>)| {
-        let v4 = OverlayPart::of(network, previous_subnet);
-        let v6 = network_v6.map(|network| OverlayPart::of(network, None));
+        let v4 = networks.v4().map(|network| OverlayPart::of(network, previous_subnet));
+        let v6 = networks.v6().map(|network| OverlayPart::of(network, None));
         Overlay::check(&desired(&queues[0], mtu_bytes, v4, v6).await?).await?;
         Ok(TunnelReserved {
             owner,
@@ -138,6 +142,10 @@ pub(crate) async fn reserve(
     // They take nothing yet.
     let fast_path = match fast_path {
         FastPathChoice::Off => Err(off(SWITCHED_OFF, "--fast-path=off".to_owned())),
+        FastPathChoice::On if is_over_ipv6 => return Err(StartError::NoFastPath),
+        FastPathChoice::Auto if is_over_ipv6 => {
+            Err(off("ipv6-underlay", StartError::NoFastPath.to_string()))
+        }
         FastPathChoice::On => Ok(load().await?),
         FastPathChoice::Auto => load().await.map_err(|error| {
             let reason = with_causes(&*error);
@@ -150,7 +158,7 @@ pub(crate) async fn reserve(
 
 /// Gives the device its addresses and the routes.
 pub(super) async fn configure(setup: &Setup, mtu_bytes: u16, tun: &Tun) -> StartResult<Overlay> {
-    let (v4, v6) = parts(setup)?;
+    let (v4, v6) = parts(setup);
     let desired = desired(tun, mtu_bytes, v4, v6).await?;
     let former_v6 = setup.former_networks.and_then(Prefixes::v6);
     if let (None, Some(former)) = (&desired.v6, former_v6) {
@@ -161,20 +169,24 @@ pub(super) async fn configure(setup: &Setup, mtu_bytes: u16, tun: &Tun) -> Start
 }
 
 /// What the device has of each family.
-fn parts(setup: &Setup) -> StartResult<(OverlayPart<Ipv4Addr>, Option<OverlayPart<Ipv6Addr>>)> {
+fn parts(setup: &Setup) -> (Option<OverlayPart<Ipv4Addr>>, Option<OverlayPart<Ipv6Addr>>) {
     let Setup { networks, subnets, former_networks, .. } = setup;
+    let v4 = networks.v4().map(|network| OverlayPart::of(network, subnets.v4()));
     let former_network = former_networks.and_then(Prefixes::v4);
-    let (network, subnet) = networks.v4().zip(subnets.v4()).ok_or(StartError::NoIpv4)?;
-    let v4 = OverlayPart { former_network, ..OverlayPart::of(network, Some(subnet)) };
-    let former_network = former_networks.and_then(Prefixes::v6);
+    let v4 = v4.map(|v4| OverlayPart { former_network, ..v4 });
     let v6 = networks.v6().map(|network| OverlayPart::of(network, subnets.v6()));
-    Ok((v4, v6.map(|v6| OverlayPart { former_network, ..v6 })))
+    let former_network = former_networks.and_then(Prefixes::v6);
+    (v4, v6.map(|v6| OverlayPart { former_network, ..v6 }))
 }
 
 /// Whether an overlay of this MTU can carry IPv6, if it is to.
-pub(super) fn has_room_for(has_ipv6: bool, mtu_bytes: u16) -> Result<(), MtuError> {
+pub(super) fn has_room_for(
+    has_ipv6: bool,
+    mtu_bytes: u16,
+    overhead_bytes: u32,
+) -> Result<(), MtuError> {
     if has_ipv6 && mtu_bytes < IPV6_MTU_BYTES_MIN {
-        Err(no_room_for_ipv6(mtu_bytes))
+        Err(no_room_for_ipv6(mtu_bytes, overhead_bytes))
     } else {
         Ok(())
     }
@@ -210,7 +222,7 @@ fn avoids_gso(offload: OffloadChoice, release: &str) -> bool {
 pub(super) async fn desired(
     tun: &Tun,
     mtu_bytes: u16,
-    v4: OverlayPart<Ipv4Addr>,
+    v4: Option<OverlayPart<Ipv4Addr>>,
     v6: Option<OverlayPart<Ipv6Addr>>,
 ) -> StartResult<OverlayDesired> {
     let device = netlink::link_just_made(&tun.name).await?.id;

@@ -11,14 +11,14 @@
 //! longest passes.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use crate::stats::LONG_BYTES;
 
 /// No path is taken to be narrower: 576 bytes, which each IPv4 host has to take (RFC 791), less
-/// IPv4 and UDP headers.
-const NARROWEST_BYTES: u16 = USUAL_BYTES[0];
+/// IPv4 and UDP headers. Paths of IPv6 take 1,280.
+const NARROWEST_BYTES: u16 = USUAL_BYTES[0] - 28;
 
 // Otherwise a path that takes no more would never count as in use, nor be searched again.
 const _: () = assert!(LONG_BYTES < NARROWEST_BYTES);
@@ -74,10 +74,10 @@ const AWAY: Duration = Duration::from_secs(600);
 const SILENT_FIRST: Duration = Duration::from_millis(500);
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
-/// What a search tries besides the overlay's own MTU: what links and the usual tunnels carry, less
-/// the 28 bytes of ours.
+/// What a search tries besides the overlay's own MTU, less what our tunnel takes of it: what links
+/// and the usual tunnels carry.
 const USUAL_BYTES: [u16; 15] =
-    [548, 978, 1252, 1272, 1322, 1372, 1392, 1422, 1432, 1452, 1464, 1472, 1974, 4324, 8138];
+    [576, 1006, 1280, 1300, 1350, 1400, 1420, 1450, 1460, 1480, 1492, 1500, 2002, 4352, 8166];
 
 /// Lengths of one search: the usual ones and the longest.
 const LENGTHS_MAX: usize = USUAL_BYTES.len() + 1;
@@ -86,9 +86,9 @@ const LENGTHS_MAX: usize = USUAL_BYTES.len() + 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Probe {
     /// The peer's tunnel endpoint.
-    pub(super) endpoint: SocketAddrV4,
+    pub(super) endpoint: SocketAddr,
     /// Its TUN address, which answers.
-    pub(super) target: Ipv4Addr,
+    pub(super) target: IpAddr,
     /// Length of the inner packet.
     pub(super) bytes: u16,
 }
@@ -97,24 +97,25 @@ pub(super) struct Probe {
 #[derive(Debug)]
 pub(super) struct Paths {
     ceiling_bytes: u16,
+    overhead_bytes: u16,
     watched: Vec<Path>,
     /// Kept while the peer is known, in use or not.
-    limits: BTreeMap<SocketAddrV4, Limit>,
+    limits: BTreeMap<SocketAddr, Limit>,
     random: fastrand::Rng,
 }
 
 /// What a narrow path takes.
 #[derive(Debug)]
 struct Limit {
-    target: Ipv4Addr,
+    target: IpAddr,
     bytes: u16,
     search_again: Instant,
 }
 
 #[derive(Debug)]
 struct Path {
-    endpoint: SocketAddrV4,
-    target: Ipv4Addr,
+    endpoint: SocketAddr,
+    target: IpAddr,
     watched_since: Instant,
     used: Instant,
     /// How long an answer is waited for.
@@ -158,11 +159,13 @@ enum SearchResult {
 }
 
 impl Paths {
-    /// No path yet; nothing longer than `ceiling_bytes` is ever sent. `seed` spreads the echoes of
+    /// No path yet; nothing longer than `ceiling_bytes` is ever sent, to which the tunnel adds
+    /// `overhead_bytes`. `seed` spreads the echoes of
     /// many hosts.
-    pub(super) fn new(ceiling_bytes: u16, seed: u64) -> Self {
+    pub(super) fn new(ceiling_bytes: u16, overhead_bytes: u16, seed: u64) -> Self {
         let random = fastrand::Rng::with_seed(seed);
-        Self { ceiling_bytes, watched: Vec::new(), limits: BTreeMap::new(), random }
+        let (watched, limits) = (Vec::new(), BTreeMap::new());
+        Self { ceiling_bytes, overhead_bytes, watched, limits, random }
     }
 
     /// The longest packet that the interface allows has changed: paths are measured again.
@@ -181,17 +184,17 @@ impl Paths {
     }
 
     /// The peers whose paths take less than the interface, and the longest packet of each.
-    pub(super) fn limits(&self) -> impl Iterator<Item = (SocketAddrV4, u16)> {
+    pub(super) fn limits(&self) -> impl Iterator<Item = (SocketAddr, u16)> {
         self.limits.iter().map(|(endpoint, limit)| (*endpoint, limit.bytes))
     }
 
     /// The longest packet that goes to `endpoint`, as far as it is known.
-    pub(super) fn longest(&self, endpoint: SocketAddrV4) -> u16 {
+    pub(super) fn longest(&self, endpoint: SocketAddr) -> u16 {
         self.limits.get(&endpoint).map_or(self.ceiling_bytes, |limit| limit.bytes)
     }
 
     /// The peers in use that answer no echo, so that their paths can't be measured.
-    pub(super) fn mute(&self) -> impl Iterator<Item = SocketAddrV4> {
+    pub(super) fn mute(&self) -> impl Iterator<Item = SocketAddr> {
         self.watched.iter().filter(|path| path.is_mute).map(|path| path.endpoint)
     }
 
@@ -199,9 +202,9 @@ impl Paths {
     /// `is_away`, is being restarted rather than behind a narrower path.
     pub(super) fn unknown(
         &self,
-        is_away: impl Fn(SocketAddrV4) -> bool,
+        is_away: impl Fn(SocketAddr) -> bool,
         now: Instant,
-    ) -> impl Iterator<Item = SocketAddrV4> {
+    ) -> impl Iterator<Item = SocketAddr> {
         let unknown = move |path: &&Path| {
             path.is_mute
                 && path.answered.is_none_or(|at| now.duration_since(at) > AWAY)
@@ -211,13 +214,13 @@ impl Paths {
     }
 
     /// Forgets peers unless `is_peer`.
-    pub(super) fn retain(&mut self, is_peer: impl Fn(SocketAddrV4, Ipv4Addr) -> bool) {
+    pub(super) fn retain(&mut self, is_peer: impl Fn(SocketAddr, IpAddr) -> bool) {
         self.watched.retain(|path| is_peer(path.endpoint, path.target));
         self.limits.retain(|endpoint, limit| is_peer(*endpoint, limit.target));
     }
 
     /// Long datagrams went to this peer.
-    pub(super) fn used(&mut self, endpoint: SocketAddrV4, target: Ipv4Addr, now: Instant) {
+    pub(super) fn used(&mut self, endpoint: SocketAddr, target: IpAddr, now: Instant) {
         if let Some(path) = self.watched.iter_mut().find(|path| path.endpoint == endpoint) {
             path.used = now;
             if path.may_retarget && path.target != target && matches!(path.phase, Phase::Due(_)) {
@@ -250,9 +253,9 @@ impl Paths {
     }
 
     /// An echo of this length came back.
-    pub(super) fn answered(&mut self, target: Ipv4Addr, bytes: u16, now: Instant) {
+    pub(super) fn answered(&mut self, target: IpAddr, bytes: u16, now: Instant) {
         let watch = self.watch_pause();
-        let (ceiling_bytes, lengths) = (self.ceiling_bytes, lengths(self.ceiling_bytes));
+        let (ceiling_bytes, lengths) = (self.ceiling_bytes, self.lengths());
         let Some(path) = self.watched.iter_mut().find(|path| path.target == target) else { return };
         (path.is_mute, path.answered) = (false, Some(now));
         match &mut path.phase {
@@ -281,7 +284,7 @@ impl Paths {
         let mut probes = Vec::new();
         self.watched.retain(|path| now.duration_since(path.used) < IN_USE);
         let watch = self.watch_pause();
-        let lengths = lengths(self.ceiling_bytes);
+        let lengths = self.lengths();
         let is_search = |path: &&Path| matches!(path.phase, Phase::Search(_));
         let mut searches = self.watched.iter().filter(is_search).count();
         for path in &mut self.watched {
@@ -299,6 +302,13 @@ impl Paths {
             }
         }
         probes
+    }
+
+    /// The lengths that a search tries, ascending; the longest is the ceiling.
+    fn lengths(&self) -> Vec<u16> {
+        let usual = USUAL_BYTES.into_iter().map(|bytes| bytes - self.overhead_bytes);
+        let usual = usual.filter(|bytes| *bytes < self.ceiling_bytes);
+        usual.chain([self.ceiling_bytes]).collect()
     }
 
     /// When there may be something to do; `None` while nobody is watched.
@@ -369,7 +379,7 @@ impl Path {
         found: SearchResult,
         now: Instant,
         watch: Duration,
-        limits: &mut BTreeMap<SocketAddrV4, Limit>,
+        limits: &mut BTreeMap<SocketAddr, Limit>,
     ) {
         let mut pause = watch;
         self.is_mute = found == SearchResult::Mute;
@@ -403,12 +413,6 @@ impl Path {
 /// slowly, for the answer to an earlier echo looks too quick.
 fn answer_after(before: Duration, took: Duration) -> Duration {
     (took * 2).max(before * 15 / 16).clamp(ANSWER, ANSWER_MAX)
-}
-
-/// The lengths that a search tries, ascending; the longest is the ceiling.
-fn lengths(ceiling_bytes: u16) -> Vec<u16> {
-    let usual = USUAL_BYTES.into_iter().filter(|bytes| *bytes < ceiling_bytes);
-    usual.chain([ceiling_bytes]).collect()
 }
 
 /// Classifies a search. Loss hits short packets, too, so a path is narrow only if at least two

@@ -1,61 +1,69 @@
 //! From leases to routes: which leases are reachable through the tunnel, where, and what changed.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
+use crate::backend::family::CarriedFamily;
 use crate::backend::status::log_changes;
-use crate::control::lease::{Lease, Peers, RawJson};
-use crate::route::{Peer, Prefix, SOURCE_PORTS, Table};
+use crate::control::lease::{Lease, LeaseAttributes, Peers, RawJson};
+use crate::route::{Peer, Prefixes, SOURCE_PORTS, Table};
 
 /// The table of these leases of all other nodes, after the one `before`. Peers whose subnet and
 /// endpoint are unchanged keep their identity, so what the worker learnt about them survives.
-pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
-    let all: BTreeMap<_, _> = before.peers().iter().map(|peer| (peer.subnet, peer)).collect();
+pub(super) fn next_table(before: &Table, leases: &Peers, underlay: SocketAddr) -> Table {
+    let all: BTreeMap<_, _> =
+        before.peers().iter().map(|peer| (peer.subnets.first(), peer)).collect();
     let mut peers = Vec::new();
-    for (subnets, lease) in leases {
-        let v4 = subnets.v4().zip(lease.attributes.public_ip);
-        let Some((subnet, public_ip)) = v4 else { continue };
+    for lease in leases.values() {
+        let Some((subnets, public_address)) = carried(lease, underlay.ip()) else { continue };
         if !lease.attributes.backend_type.is_udp() {
-            debug!("Ignoring lease {subnet} of a {} node", lease.attributes.backend_type);
+            debug!("Ignoring lease {subnets} of a {} node", lease.attributes.backend_type);
             continue;
         }
-        let address = SocketAddrV4::new(public_ip, port);
+        let address = SocketAddr::new(public_address, underlay.port());
         let Announcement { takes_no_checksum, source_ports, .. } = said_by(lease);
         let takes_source_ports = source_ports >= Some(SOURCE_PORTS);
-        let subnet_v6 = subnets.v6().filter(|_| takes_ipv6(lease));
-        let known = all.get(&subnet).filter(|peer| peer.address == address);
+        let known = all.get(&subnets.first()).filter(|peer| peer.address == address);
         let is_same = |peer: &Peer| {
-            (peer.takes_no_checksum, peer.takes_source_ports, peer.subnet_v6)
-                == (takes_no_checksum, takes_source_ports, subnet_v6)
+            (peer.takes_no_checksum, peer.takes_source_ports, peer.subnets)
+                == (takes_no_checksum, takes_source_ports, subnets)
         };
         peers.push(match known {
             Some(peer) if is_same(peer) => Arc::clone(peer),
             known => {
                 let proven = known.is_some_and(|peer| peer.source_proven.load(Ordering::Relaxed));
                 let source_proven = AtomicBool::new(proven);
-                let new = Peer::new(subnet, address);
-                Arc::new(Peer {
-                    subnet_v6,
-                    takes_no_checksum,
-                    takes_source_ports,
-                    source_proven,
-                    ..new
-                })
+                let new = Peer::new(subnets, address);
+                Arc::new(Peer { takes_no_checksum, takes_source_ports, source_proven, ..new })
             }
         });
     }
-    let next = Table::build(peers);
+    let next = Table::build_after(before, peers);
     log_changes(&addresses(before), &addresses(&next));
     next
 }
 
-fn addresses(table: &Table) -> BTreeMap<Prefix, SocketAddrV4> {
-    table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect()
+/// What of a lease's subnets is reached over the family of `underlay`, and where. Over IPv4 that
+/// is IPv4, and IPv6 beside it; a node without IPv4 is reached over IPv6.
+fn carried(lease: &Lease, underlay: IpAddr) -> Option<(Prefixes, IpAddr)> {
+    let LeaseAttributes { public_ip, .. } = lease.attributes;
+    let v6 = lease.subnets.v6().filter(|_| takes_ipv6(lease));
+    match underlay {
+        IpAddr::V4(_) => {
+            let (v4, public_ip) = lease.v4().zip(public_ip)?;
+            Some((Prefixes::of_v4(v4, v6), public_ip.into()))
+        }
+        IpAddr::V6(_) => Some((v6?.into(), Ipv6Addr::host(&lease.attributes)?.into())),
+    }
+}
+
+fn addresses(table: &Table) -> BTreeMap<Prefixes, SocketAddr> {
+    table.peers().iter().map(|peer| (peer.subnets.first(), peer.address)).collect()
 }
 
 /// What a udp node says of its dataplane beside flannel's attributes, which flannel ignores: its
@@ -124,7 +132,8 @@ mod tests {
 
     use super::*;
     use crate::control::lease::{LeaseAttributes, Lifetime};
-    use crate::route::Prefixes;
+
+    const UNDERLAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 100)), 8285);
 
     fn lease(subnet: &str, public_ip: [u8; 4], backend_type: &str) -> (Prefixes, Lease) {
         let subnets: Prefixes = subnet.parse().unwrap();
@@ -149,7 +158,7 @@ mod tests {
             lease("10.5.1.0/24", [192, 0, 2, 1], ""),
             lease("10.5.2.0/24", [192, 0, 2, 2], "vxlan"),
         ]);
-        let table = next_table(&Table::provisional(), &leases, 8285);
+        let table = next_table(&Table::provisional(), &leases, UNDERLAY);
         assert_eq!(table.peers().len(), 1, "a vxlan node would never answer on the tunnel port");
         let peer = table.lookup(Ipv4Addr::new(10, 5, 1, 9)).unwrap();
         assert_eq!(peer.address.to_string(), "192.0.2.1:8285");
@@ -160,7 +169,7 @@ mod tests {
         let none = Table::provisional();
         let next = |before: &Table, public_ip, backend_type| {
             let leases = Peers::from([lease("10.5.1.0/24", public_ip, backend_type)]);
-            next_table(before, &leases, 8285)
+            next_table(before, &leases, UNDERLAY)
         };
         let table = next(&none, [192, 0, 2, 1], "");
         let first = Arc::clone(&table.peers()[0]);
@@ -174,6 +183,6 @@ mod tests {
             !moved.source_proven.load(Ordering::Relaxed),
             "the new endpoint proved nothing yet"
         );
-        assert!(next_table(&table, &Peers::new(), 8285).peers().is_empty());
+        assert!(next_table(&table, &Peers::new(), UNDERLAY).peers().is_empty());
     }
 }

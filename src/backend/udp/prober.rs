@@ -2,7 +2,7 @@
 //! asks for, through the tunnel's socket, and has `health` do the rest. Decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,9 @@ use crate::backend::peer::health::{Health, Manner};
 use crate::backend::status::{Taken, send_if_new};
 use crate::device::TunnelSocket;
 use crate::failure::lock;
-use crate::host::mtu::IPV6_MTU_BYTES_MIN;
+use crate::host::mtu::{IPV6_MTU_BYTES_MIN, tunnel_overhead_bytes};
 use crate::packet::echo::Reply;
-use crate::route::{Families, IpAddress, Peer, Prefix, Published, Table};
+use crate::route::{Families, Peer, Prefixes, Published, Table};
 use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
@@ -43,7 +43,7 @@ const OPEN_MAX: u16 = 4096;
 
 /// Peers whose paths can't be measured, or are too narrow for IPv6, so that datagrams to them must
 /// be allowed to be fragmented; `None` if nobody's can be measured.
-pub(super) type Unmeasured = Option<BTreeSet<SocketAddrV4>>;
+pub(super) type Unmeasured = Option<BTreeSet<SocketAddr>>;
 
 /// The measuring of one daemon's paths.
 pub(super) struct Prober {
@@ -55,11 +55,11 @@ pub(super) struct Prober {
     /// The number of the last echo that measures, and those that are unanswered.
     sequence: u16,
     open: HashSet<u16>,
-    own: Ipv4Addr,
+    own: IpAddr,
     unresolved: Unresolved,
     source_ports: SourcePorts,
     /// The subnets behind narrow paths and what each path carries.
-    pub(super) limits: BTreeMap<Prefix, u16>,
+    pub(super) limits: BTreeMap<Prefixes, u16>,
     /// The peers whose paths can't be measured, and each change of them.
     pub(super) unmeasured: watch::Sender<Unmeasured>,
     /// What the kernel's programs took.
@@ -67,11 +67,17 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// For the host with the TUN address `own`, and the tunnel's port.
-    pub(super) fn open(own: Ipv4Addr, port: u16, ceiling_bytes: u16, taken: Arc<Taken>) -> Self {
+    /// For the host with the TUN address `own`, and the tunnel's end.
+    pub(super) fn open(
+        own: IpAddr,
+        tunnel: SocketAddr,
+        ceiling_bytes: u16,
+        taken: Arc<Taken>,
+    ) -> Self {
+        let overhead_bytes = tunnel_overhead_bytes(tunnel.ip()) as u16;
         let manner = Manner {
-            families: Families::default(),
-            port: Some(port),
+            families: families_of(own),
+            port: Some(tunnel.port()),
             ttl: TTL_BEYOND,
             is_use_rare: false,
         };
@@ -79,7 +85,7 @@ impl Prober {
         // Without echoes, routers may fragment long datagrams.
         let unmeasured = health.echoes.as_ref().map(|_| BTreeSet::new());
         Self {
-            paths: Paths::new(ceiling_bytes, fastrand::u64(..)),
+            paths: Paths::new(ceiling_bytes, overhead_bytes, fastrand::u64(..)),
             health,
             known: None,
             sequence: 0,
@@ -95,9 +101,9 @@ impl Prober {
 
     /// The peers whose paths take less than a packet of IPv6 may always have (RFC 8200, section 5):
     /// those go without Don't Fragment.
-    fn below_ipv6(&self, table: &Table) -> BTreeSet<SocketAddrV4> {
+    fn below_ipv6(&self, table: &Table) -> BTreeSet<SocketAddr> {
         let is_below = |peer: &&Arc<Peer>| {
-            let limit = peer.subnet_v6.and_then(|_| self.limits.get(&peer.subnet));
+            let limit = peer.subnets.v6().and_then(|_| self.limits.get(&peer.subnets.first()));
             limit.is_some_and(|bytes| *bytes < IPV6_MTU_BYTES_MIN)
         };
         table.peers().iter().filter(is_below).map(|peer| peer.address).collect()
@@ -123,17 +129,16 @@ impl Prober {
             self.round(seats, &routes.table.load(), interfaces);
             if is_measuring {
                 let now = Instant::now();
-                let is_away = |peer: SocketAddrV4| {
-                    self.health.machine.has_no_daemon((*peer.ip()).into(), now)
-                };
+                let is_away = |peer: SocketAddr| self.health.machine.has_no_daemon(peer.ip(), now);
                 let unknown = self.paths.unknown(is_away, now).chain(below_ipv6).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
             }
             let suspects = self.health.in_question(Instant::now());
-            let suspects = suspects.into_iter().filter_map(Ipv4Addr::of).collect();
+            let suspects = suspects.into_iter().collect();
             self.unresolved.look(suspects, seats[0].socket.address, interfaces[1], routes).await;
             if let Some(hosts) = self.source_ports.changed() {
-                routes.spread.publish(hosts);
+                let table = routes.table.load();
+                routes.spread.publish(hosts.iter().map(|host| table.host_key(*host)).collect());
             }
             let limits = self.limits_of_subnets(&routes.table.load());
             if limits != self.limits {
@@ -160,31 +165,28 @@ impl Prober {
             let [tunnel, external] = interfaces;
             self.health.machine.set_hosts(hosts(table, tunnel), external);
             let peers = table.peers().iter().filter(|peer| peer.takes_source_ports);
-            let target = |peer: &Arc<Peer>| (*peer.address.ip(), peer.subnet.network());
+            let target = |peer: &Arc<Peer>| (peer.address.ip(), asked(peer));
             let ports = sources(seats).count();
             self.source_ports.set_peers(ports, &peers.map(target).collect(), now);
         }
-        let tunnel = *seats[0].socket.address.ip();
+        let tunnel = seats[0].socket.address.ip();
         let Self { paths, open, source_ports, .. } = self;
         let others = |reply: Reply| {
-            let Some(source) = Ipv4Addr::of(reply.source) else { return };
-            let is_trial = source_ports.answered(source, reply.sequence, now);
+            let is_trial = source_ports.answered(reply.source, reply.sequence, now);
             if !is_trial && open.remove(&reply.sequence) {
-                paths.answered(source, reply.total_bytes, now);
+                paths.answered(reply.source, reply.total_bytes, now);
             }
         };
-        self.health.receive(&[self.own.into(), tunnel.into()], now, others);
+        self.health.receive(&[self.own, tunnel], now, others);
         if self.health.is_look_due(LOOK_AT_COUNTS, now) {
             let taken = &self.taken;
-            let count = |host, leases: &[Reached]| sample(seats, taken, host, leases);
+            let count = |host, leases: &[Reached]| sample(seats, taken, table, host, leases);
             self.health.look(count, &self.limits, now);
         }
         for ask in self.health.tick(now) {
-            let (host, target) = (Ipv4Addr::of(ask.host), Ipv4Addr::of(ask.target));
-            let Some((host, target)) = host.zip(target) else { continue };
             // The tunnel's own socket is told why it can't send.
-            let endpoint = SocketAddrV4::new(host, seats[0].socket.address.port());
-            let probe = Probe { endpoint, target, bytes: ECHO_BYTES };
+            let endpoint = SocketAddr::new(ask.host, seats[0].socket.address.port());
+            let probe = Probe { endpoint, target: ask.target, bytes: ECHO_BYTES };
             self.ask(seats, probe, ask.sequence);
         }
         self.try_source_ports(seats, now);
@@ -204,15 +206,17 @@ impl Prober {
         if ports.is_empty() || health.echoes.is_none() {
             return;
         }
-        for ask in source_ports.tick(|host| health.machine.is_in_use(host.into(), now), now) {
+        for ask in source_ports.tick(|host| health.machine.is_in_use(host, now), now) {
             self.sequence = self.sequence.wrapping_add(1);
             source_ports.asked(ask.host, self.sequence, now);
             let Some(socket) = ports.get(ask.port) else { continue };
             let Some(echoes) = health.echoes.as_mut() else { return };
-            let endpoint = SocketAddrV4::new(ask.host, socket.address.port());
+            let endpoint = SocketAddr::new(ask.host, socket.address.port());
             // As long as packets may be: what one way takes, another may not.
             let bytes = paths.longest(endpoint);
-            let packet = echoes.packet([self.own, ask.target], bytes, self.sequence);
+            let Some(packet) = echoes.packet([self.own, ask.target], bytes, self.sequence) else {
+                continue;
+            };
             // What can't be sent is not answered.
             let _unsent = socket.send_from_source(packet, endpoint);
         }
@@ -232,42 +236,53 @@ impl Prober {
     /// that a router drops.
     fn ask(&mut self, seats: &[Seat], Probe { endpoint, target, bytes }: Probe, sequence: u16) {
         let Some(echoes) = self.health.echoes.as_mut() else { return };
-        let packet = echoes.packet([self.own, target], bytes, sequence);
+        let Some(packet) = echoes.packet([self.own, target], bytes, sequence) else { return };
         if let Err(error) = seats[0].socket.send_whole(packet, endpoint)
             && bytes == ECHO_BYTES
         {
-            self.health.note_error((*endpoint.ip()).into(), &error);
+            self.health.note_error(endpoint.ip(), &error);
         }
     }
 
     /// A peer may have several leases, all at the end of one path.
-    fn limits_of_subnets(&self, table: &Table) -> BTreeMap<Prefix, u16> {
+    fn limits_of_subnets(&self, table: &Table) -> BTreeMap<Prefixes, u16> {
         let by_peer: BTreeMap<_, _> = self.paths.limits().collect();
         if by_peer.is_empty() {
             return BTreeMap::new();
         }
-        let limit = |peer: &Arc<Peer>| Some((peer.subnet, *by_peer.get(&peer.address)?));
+        let limit = |peer: &Arc<Peer>| Some((peer.subnets.first(), *by_peer.get(&peer.address)?));
         table.peers().iter().filter_map(limit).collect()
     }
 
     fn note_use(&mut self, seats: &[Seat], table: &Table, now: Instant) {
         let mut used = std::mem::take(&mut *lock(&self.taken.long_sends));
         used.extend(seats.iter().flat_map(|seat| seat.stats.by_peer.take_long_sends()));
-        let target = |peer: &Peer| peer.subnet.network();
         if !used.is_empty() {
             // From anywhere, so that of too many all get their turns.
             let (before, from) = table.peers().split_at(fastrand::usize(..=table.peers().len()));
             for peer in from.iter().chain(before) {
-                if used.contains(peer.address.ip()) {
-                    self.paths.used(peer.address, target(peer), now);
+                if used.contains(&table.host_key(peer.address.ip())) {
+                    self.paths.used(peer.address, asked(peer), now);
                 }
             }
         }
         self.paths.retain(|endpoint, address| {
-            table
-                .lookup(address)
-                .is_some_and(|peer| peer.address == endpoint && target(peer) == address)
+            let owner = table.owner(address);
+            owner.is_some_and(|peer| peer.address == endpoint && asked(peer) == address)
         });
+    }
+}
+
+/// What answers echoes there: the peer's TUN address, that of IPv4 if it has one.
+fn asked(peer: &Peer) -> IpAddr {
+    peer.subnets.first_address()
+}
+
+/// That of `address`.
+fn families_of(address: IpAddr) -> Families<(), ()> {
+    match address {
+        IpAddr::V4(_) => Families::of_v4((), None),
+        IpAddr::V6(_) => Families::of_v6(None, ()),
     }
 }
 
@@ -275,9 +290,9 @@ impl Prober {
 fn hosts(table: &Table, interface: u32) -> Hosts {
     let mut hosts = Hosts::new();
     for peer in table.peers() {
-        let (subnet, target) = (peer.subnet.into(), peer.subnet.network().into());
+        let (subnet, target) = (peer.subnets.first(), asked(peer));
         let lease = Reached { subnet, target, interface };
-        hosts.entry((*peer.address.ip()).into()).or_default().push(lease);
+        hosts.entry(peer.address.ip()).or_default().push(lease);
     }
     hosts
 }
@@ -288,13 +303,19 @@ fn sources(seats: &[Seat]) -> impl Iterator<Item = &TunnelSocket> {
 }
 
 /// What was counted of a peer by workers and by the kernel's programs.
-fn sample(seats: &[Seat], taken: &Taken, host: IpAddr, leases: &[Reached]) -> Sample {
-    let host = Ipv4Addr::of(host).unwrap_or(Ipv4Addr::UNSPECIFIED);
-    let by_workers = WorkerStats::traffic(seats.iter().map(|seat| &*seat.stats), host);
+fn sample(
+    seats: &[Seat],
+    taken: &Taken,
+    table: &Table,
+    host: IpAddr,
+    leases: &[Reached],
+) -> Sample {
+    let workers = seats.iter().map(|seat| &*seat.stats);
+    let by_workers = WorkerStats::traffic(workers, table.host_key(host));
     let (mut sent, mut received) =
         (by_workers.packets_sent + by_workers.failed_sends, by_workers.packets_received);
-    let endpoint = SocketAddrV4::new(host, seats[0].socket.address.port());
-    for subnet in leases.iter().filter_map(|lease| lease.subnet.v4()) {
+    let endpoint = SocketAddr::new(host, seats[0].socket.address.port());
+    for subnet in leases.iter().map(|lease| lease.subnet) {
         let by_kernel = taken.of_peer(subnet, endpoint);
         sent += by_kernel.packets_sent;
         received += by_kernel.packets_received;

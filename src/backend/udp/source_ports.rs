@@ -4,11 +4,9 @@
 //! several in a row from one are not, all packets to that peer leave from the tunnel's port, as
 //! flanneld's do. Pure.
 
-use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
-
-use crate::route::HostSet;
 
 /// In this time each port is tried once, or [`PER_PERIOD_MAX`] of them if there are more. What is
 /// closed or dies later costs the packets of its port until then and for the tries below.
@@ -31,7 +29,7 @@ const ASKED_MAX: usize = 32;
 #[derive(Debug)]
 struct Trial {
     /// What answers echoes there.
-    target: Ipv4Addr,
+    target: IpAddr,
     due: Instant,
     asked: Option<(u16, Instant)>,
     missed: u32,
@@ -42,7 +40,7 @@ struct Trial {
 }
 
 impl Trial {
-    fn new(target: Ipv4Addr, now: Instant) -> Self {
+    fn new(target: IpAddr, now: Instant) -> Self {
         let (due, asked) = (now, None);
         Self { target, due, asked, missed: 0, port: 0, answered: 0, arrives: false }
     }
@@ -51,9 +49,9 @@ impl Trial {
 /// An echo that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ask {
-    pub(super) host: Ipv4Addr,
+    pub(super) host: IpAddr,
     /// What answers there.
-    pub(super) target: Ipv4Addr,
+    pub(super) target: IpAddr,
     /// Of the ports, which.
     pub(super) port: usize,
 }
@@ -63,11 +61,11 @@ pub(super) struct Ask {
 pub(super) struct SourcePorts {
     /// How many there are.
     ports: usize,
-    trials: BTreeMap<Ipv4Addr, Trial>,
-    open: HashMap<u16, Ipv4Addr>,
+    trials: BTreeMap<IpAddr, Trial>,
+    open: HashMap<u16, IpAddr>,
     is_changed: bool,
     /// Hosts to which they were used until an echo from this one was not answered.
-    given_up: Vec<(Ipv4Addr, usize)>,
+    given_up: Vec<(IpAddr, usize)>,
 }
 
 impl SourcePorts {
@@ -76,7 +74,7 @@ impl SourcePorts {
     pub(super) fn set_peers(
         &mut self,
         ports: usize,
-        peers: &BTreeMap<Ipv4Addr, Ipv4Addr>,
+        peers: &BTreeMap<IpAddr, IpAddr>,
         now: Instant,
     ) {
         self.ports = ports;
@@ -89,7 +87,7 @@ impl SourcePorts {
     }
 
     /// What to ask now of the hosts to which packets are sent.
-    pub(super) fn tick(&mut self, is_in_use: impl Fn(Ipv4Addr) -> bool, now: Instant) -> Vec<Ask> {
+    pub(super) fn tick(&mut self, is_in_use: impl Fn(IpAddr) -> bool, now: Instant) -> Vec<Ask> {
         let mut due = Vec::new();
         for (host, trial) in &mut self.trials {
             if let Some((sequence, _)) = trial.asked.take_if(|(_, at)| now >= *at + ANSWER) {
@@ -112,7 +110,7 @@ impl SourcePorts {
     }
 
     /// The echo with this number was sent to `host`.
-    pub(super) fn asked(&mut self, host: Ipv4Addr, sequence: u16, now: Instant) {
+    pub(super) fn asked(&mut self, host: IpAddr, sequence: u16, now: Instant) {
         if let Some(trial) = self.trials.get_mut(&host) {
             trial.asked = Some((sequence, now));
             self.open.insert(sequence, host);
@@ -120,7 +118,7 @@ impl SourcePorts {
     }
 
     /// `source` answered an echo; whether that was one of these.
-    pub(super) fn answered(&mut self, source: Ipv4Addr, sequence: u16, now: Instant) -> bool {
+    pub(super) fn answered(&mut self, source: IpAddr, sequence: u16, now: Instant) -> bool {
         let Some(host) = self.open.get(&sequence) else { return false };
         let Some(trial) = self.trials.get_mut(host).filter(|trial| trial.target == source) else {
             return false;
@@ -140,13 +138,13 @@ impl SourcePorts {
 
     /// The hosts given up since the last call, each with the port from which echoes to it are not
     /// answered.
-    pub(super) fn given_up(&mut self) -> Vec<(Ipv4Addr, usize)> {
+    pub(super) fn given_up(&mut self) -> Vec<(IpAddr, usize)> {
         std::mem::take(&mut self.given_up)
     }
 
     /// Where they arrive, if that has changed since the last call.
-    pub(super) fn changed(&mut self) -> Option<HostSet> {
-        let arrives = |(host, trial): (&Ipv4Addr, &Trial)| trial.arrives.then_some(*host);
+    pub(super) fn changed(&mut self) -> Option<BTreeSet<IpAddr>> {
+        let arrives = |(host, trial): (&IpAddr, &Trial)| trial.arrives.then_some(*host);
         std::mem::take(&mut self.is_changed)
             .then(|| self.trials.iter().filter_map(arrives).collect())
     }
@@ -154,10 +152,12 @@ impl SourcePorts {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
-    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-    const TARGET: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+    const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 5, 1, 0));
     const PORTS: usize = 3;
 
     /// Runs for so many seconds, ten rounds each, with a peer that answers at once what arrives;
@@ -238,12 +238,12 @@ mod tests {
             let ask = Ask { host: HOST, target: TARGET, port };
             assert_eq!(ports.tick(|_| true, now), [ask]);
             ports.asked(HOST, 7, now);
-            assert!(!ports.answered(Ipv4Addr::new(10, 5, 9, 0), 7, now));
+            assert!(!ports.answered(IpAddr::V4(Ipv4Addr::new(10, 5, 9, 0)), 7, now));
             assert!(!ports.answered(TARGET, 8, now));
             assert!(ports.changed().is_none());
             assert!(ports.answered(TARGET, 7, now));
         }
-        assert_eq!(ports.changed().unwrap(), HostSet::from([HOST]));
+        assert_eq!(ports.changed().unwrap(), BTreeSet::from([HOST]));
         ports.set_peers(PORTS, &BTreeMap::new(), now);
         assert!(ports.changed().unwrap().is_empty(), "who takes no more ports gets some");
     }

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::Ipv6Addr;
 use std::num::{NonZero, NonZeroU16};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -20,8 +19,8 @@ use crate::engine::{
     self, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
 };
 use crate::failure::with_causes;
-use crate::forward::{IcmpLimiter, Leased, Local};
-use crate::route::{Prefix, Published};
+use crate::forward::{IcmpLimiter, LeasedFamilies, Local};
+use crate::route::Published;
 use crate::stats::WorkerStats;
 use crate::status;
 
@@ -46,9 +45,8 @@ pub(super) struct Seat {
 /// What all workers of a team have in common.
 pub(super) struct Orders {
     pub(super) owner: Owner,
-    pub(super) subnet: Prefix,
-    /// Its IPv6 part, if it has one.
-    pub(super) leased_v6: Option<Leased<Ipv6Addr>>,
+    /// This host's subnets.
+    pub(super) leased: LeasedFamilies,
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
     pub(super) engine: Option<Engine>,
@@ -91,8 +89,7 @@ impl Team {
                 bulk: queues.by_ref().take(lanes.saturating_sub(1)).collect(),
                 socket: Arc::clone(&seat.socket),
                 local: Local {
-                    v4: Leased { network: orders.owner.network, subnet: orders.subnet },
-                    v6: orders.leased_v6,
+                    leased: orders.leased,
                     underlay: seat.socket.address,
                     mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
                     is_strict: orders.is_strict,

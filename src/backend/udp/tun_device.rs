@@ -2,7 +2,7 @@
 //! go on without it; the next weftd of the same port knows it by its alias, and goes on with it.
 
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSock
 use crate::failure::with_causes;
 use crate::host::netlink;
 use crate::host::state::{Link, LinkId};
-use crate::route::Prefix;
+use crate::route::Prefixes;
 
 use super::owner::Owner;
 
@@ -31,7 +31,7 @@ const WORKERS_WITH_LANES_MAX: NonZeroU16 = NonZeroU16::new(16).expect("not zero"
 pub(super) async fn inherit(
     handover: &Handover,
     owner: Owner,
-    address: SocketAddrV4,
+    address: SocketAddr,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
 ) -> StartResult<Option<(Vec<TunnelSocket>, Vec<Tun>)>> {
@@ -161,7 +161,9 @@ fn steer(queues: &[Tun], program: io::Result<Steering>) {
 
 /// Removes the kept devices of `network` that no process has; without one, where no weftd runs,
 /// all: what has one then is the service manager's, for a weftd to come.
-pub(crate) async fn remove_kept(network: Option<Prefix>) -> netlink::Result<Vec<(LinkId, Owner)>> {
+pub(crate) async fn remove_kept(
+    network: Option<Prefixes>,
+) -> netlink::Result<Vec<(LinkId, Owner)>> {
     let mut removed = Vec::new();
     let is_meant = |link: &Link| !link.has_carrier || network.is_none();
     for link in netlink::links().await?.into_iter().filter(is_meant) {

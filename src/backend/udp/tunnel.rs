@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -24,16 +24,16 @@ use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunnelSocket, kernel};
 use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
-use crate::forward::Leased;
 use crate::host::follower::{Following, HostFollower};
 use crate::host::listing::Listing;
-use crate::host::mtu::{IPV6_MTU_BYTES_MIN, followed_mtu_bytes};
+use crate::host::mtu::{IPV6_MTU_BYTES_MIN, followed_mtu_bytes, tunnel_overhead_bytes};
 use crate::host::netlink::devices::{limit_address_now, remove_link_now};
-use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, OverlayPart};
-use crate::route::{Peer, Prefix, Published, Table};
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
+use crate::route::{Peer, Prefixes, Published};
 use crate::status::{FastPath, TunnelEnd, Worker};
 
 use super::fallback;
+use super::families::{leased, limits_of, underlay};
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
 use super::open::{TunnelReserved, configure, desired, has_room_for, open_sources};
 use super::pacing::Pacing;
@@ -68,6 +68,8 @@ pub(super) struct Tunnel {
     stays: Option<String>,
     /// Why it has another MTU than the interface asks for.
     mtu_stays: Option<String>,
+    /// The narrow paths that the routes know.
+    limited: BTreeMap<Prefixes, u16>,
 }
 
 impl Tunnel {
@@ -80,10 +82,10 @@ impl Tunnel {
         taken: Arc<Taken>,
     ) -> StartResult<Self> {
         let TunnelReserved { owner, queues, mtu_bytes, worker_count, offload, .. } = reserved;
-        let subnet = setup.subnets.v4().ok_or(StartError::NoIpv4)?;
-        let leased_v6 = leased_v6(setup);
-        let following = setup.following(vec![owner.network], INTERFACE_PERIOD);
-        let networks_v6 = leased_v6.map(|leased| leased.network).into_iter().collect();
+        let leased = leased(setup).ok_or(StartError::NoSubnet)?;
+        let networks = leased.v4().map(|leased| leased.network).into_iter().collect();
+        let networks_v6 = leased.v6().map(|leased| leased.network).into_iter().collect();
+        let following = setup.following(networks, INTERFACE_PERIOD);
         let host = HostFollower::new(Following { networks_v6, ..following })?;
         let overlay = configure(setup, mtu_bytes, &queues[0]).await?;
         let is_kept = setup.dataplane.keep_tunnel;
@@ -95,8 +97,7 @@ impl Tunnel {
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let orders = Orders {
             owner,
-            subnet,
-            leased_v6,
+            leased,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
             engine: team::settle_engine(setup.dataplane.engine),
             comes_first: !setup.dataplane.workers_are_ordinary,
@@ -104,8 +105,9 @@ impl Tunnel {
             is_strict: setup.dataplane.is_peer_check_strict,
             ends: ends_sender,
         };
+        let tun_address = setup.subnets.first_address();
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
-        let prober = Prober::open(subnet.network(), owner.port, mtu_bytes, taken);
+        let prober = Prober::open(tun_address, seats[0].socket.address, mtu_bytes, taken);
         let mut reporter = Reporter::new(setup);
         reporter.reachability = prober.health.view();
         let mut tunnel = Self {
@@ -129,11 +131,17 @@ impl Tunnel {
             logged_fallback: LogOnce::default(),
             stays: None,
             mtu_stays: None,
+            limited: BTreeMap::new(),
             logged: LogOnce::default(),
         };
         tunnel.log_fallback();
         info!("{}", tunnel.report_up());
         Ok(tunnel)
+    }
+
+    /// Where the tunnel's datagrams arrive.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.seats[0].socket.address
     }
 
     /// What is seen from outside, beside the kernel's programs.
@@ -145,10 +153,11 @@ impl Tunnel {
 
     /// What the kernel's programs go by.
     pub(super) fn kernel_inputs(&self, tables: watch::Receiver<()>) -> Inputs {
-        let leased_v6 = self.orders.leased_v6.filter(|_| kernel::uncovers_ipv6(&kernel::release()));
+        let leased = self.orders.leased;
+        let leased_v6 = leased.v6().filter(|_| kernel::uncovers_ipv6(&kernel::release()));
         Inputs {
             owner: self.orders.owner,
-            subnet: self.orders.subnet,
+            subnet: leased.v4().map(|leased| leased.subnet),
             subnet_v6: leased_v6.map(|leased| leased.subnet),
             routes: self.orders.routes.clone(),
             tables,
@@ -213,12 +222,12 @@ impl Tunnel {
     async fn follow_address(&mut self) -> bool {
         let external = self.host.external();
         let from = self.seats[0].socket.address;
-        let to = external.v4().map_or_else(|| *from.ip(), |v4| v4.address);
-        if *from.ip() == to {
+        let to = underlay(external, from.is_ipv6()).unwrap_or_else(|| from.ip());
+        if from.ip() == to {
             self.stays = None;
             return true;
         }
-        let address = SocketAddrV4::new(to, self.settings.port);
+        let address = SocketAddr::new(to, self.settings.port);
         let OffloadChoice { gso, gro, .. } = self.offload;
         let mut sockets = match TunnelSocket::bind_group(address, gso, gro, self.worker_count) {
             Ok(sockets) => sockets,
@@ -249,8 +258,9 @@ impl Tunnel {
         let (name, external_bytes) = (&external.name, external.mtu_bytes);
         let (device, from) = (&self.overlay.desired.device.name.clone(), self.mtu_bytes);
         let has_ipv6 = self.overlay.desired.v6.is_some();
-        let followed = followed_mtu_bytes(external_bytes, self.settings.mtu_bytes)
-            .and_then(|bytes| has_room_for(has_ipv6, bytes).map(|()| bytes));
+        let overhead_bytes = tunnel_overhead_bytes(self.address().ip());
+        let followed = followed_mtu_bytes(external_bytes, overhead_bytes, self.settings.mtu_bytes)
+            .and_then(|bytes| has_room_for(has_ipv6, bytes, overhead_bytes).map(|()| bytes));
         let mtu_bytes = match followed {
             Ok(mtu_bytes) => mtu_bytes,
             Err(error) => {
@@ -286,33 +296,33 @@ impl Tunnel {
     /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
     async fn follow_paths(&mut self) -> Result<(), OverlayError> {
         let limits = &self.prober.limits;
-        let limits_v6 = limits_v6(limits, &self.orders.routes.table.load());
-        let (v4, v6) = (&self.overlay.desired.v4, self.overlay.desired.v6.as_ref());
-        if *limits == v4.path_mtus && v6.is_none_or(|v6| limits_v6 == v6.path_mtus) {
+        if *limits == self.limited {
             return Ok(());
         }
         let lines = self.path_changes(limits);
-        self.overlay.limit_paths(limits.clone(), limits_v6).await?;
+        let (limits_v4, limits_v6) = limits_of(limits, &self.orders.routes.table.load());
+        self.overlay.limit_paths(limits_v4, limits_v6).await?;
+        self.limited.clone_from(limits);
         lines.iter().for_each(|line| warn!("{line}"));
         Ok(())
     }
 
     /// Log lines for the paths whose limit differs from `limits`: an uplink that became narrow is
     /// one event.
-    fn path_changes(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
-        let before = &self.overlay.desired.v4.path_mtus;
+    fn path_changes(&self, limits: &BTreeMap<Prefixes, u16>) -> Vec<String> {
+        let before = &self.limited;
         let (table, mtu_bytes) = (self.orders.routes.table.load(), self.mtu_bytes);
         let interface = &self.host.external().name;
         let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
         let changed = all.into_iter().filter(|subnet| before.get(subnet) != limits.get(subnet));
-        let line = |subnet: &Prefix| {
-            let Peer { address: peer, subnet_v6, .. } = table.lookup(subnet.network())?;
+        let line = |subnet: &Prefixes| {
+            let Peer { address: peer, subnets, .. } = table.owner(subnet.first_address())?;
             Some(match limits.get(subnet) {
                 Some(bytes) => format!(
                     "the path to {peer} carries {bytes} bytes, less than {interface}: the route to \
                      {subnet} has the MTU {bytes} now, all others keep {mtu_bytes}; if most paths \
                      are so narrow, set MTU in the Backend of the network configuration{}",
-                    match subnet_v6.is_some() && *bytes < IPV6_MTU_BYTES_MIN {
+                    match subnets.v6().is_some() && *bytes < IPV6_MTU_BYTES_MIN {
                         true => "; longer packets of IPv6 arrive only if routers fragment them",
                         false => "",
                     }
@@ -365,12 +375,13 @@ impl Tunnel {
         let wrong = wrong.or(wrong_v6).or(self.mtu_stays.as_ref()).cloned();
         // Peers tell their pods so at once.
         let takes_ipv6 = self.overlay.desired.v6.is_some() && wrong_v6.is_none();
+        let is_up = self.overlay.desired.v4.is_some() || takes_ipv6;
         self.reporter.attributes.send_if_modified(|attributes| {
             let data = announcement_v6(takes_ipv6);
             std::mem::replace(&mut attributes.backend_v6_data, data) != attributes.backend_v6_data
         });
         self.reporter.state(|state| {
-            (state.is_up, state.wrong, state.workers) = (true, wrong, workers);
+            (state.is_up, state.wrong, state.workers) = (is_up, wrong, workers);
             state.tunnel = Some(TunnelEnd::Udp(self.seats[0].socket.address));
             state.description.clone_from(&description);
             state.device = Some(self.device_name().to_owned());
@@ -450,32 +461,15 @@ impl Drop for Tunnel {
         // After that nothing carries what the routes bring, and they would be in flanneld's way.
         let OverlayDesired { device, v4, v6, .. } = &self.overlay.desired;
         if self.is_kept && !self.handover.keeps_workers() {
-            let limited = limit_address_now(device, v4.address(), LIFE_BETWEEN).and_then(|()| {
-                let v6 = v6.as_ref().map(OverlayPart::address);
-                v6.map_or(Ok(()), |address| limit_address_now(device, address, LIFE_BETWEEN))
-            });
+            let v4 = v4.as_ref().map(|v4| limit_address_now(device, v4.address(), LIFE_BETWEEN));
+            let v6 = v6.as_ref().map(|v6| limit_address_now(device, v6.address(), LIFE_BETWEEN));
+            let limited = [v4, v6].into_iter().flatten().collect::<Result<(), _>>();
             if let Err(error) = limited {
                 warn!("{device} stays as it is, with its routes: {error}");
             }
         }
         self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
     }
-}
-
-/// What this host has of IPv6.
-fn leased_v6(setup: &Setup) -> Option<Leased<Ipv6Addr>> {
-    let v6 = setup.networks.v6().zip(setup.subnets.v6());
-    v6.map(|(network, subnet)| Leased { network, subnet })
-}
-
-/// What paths take less than the device, by the IPv6 subnets at their ends. A route of IPv6 has no
-/// MTU below its least: what is longer than its path goes without Don't Fragment, and routers on
-/// the way may fragment it.
-fn limits_v6(limits: &BTreeMap<Prefix, u16>, table: &Table) -> BTreeMap<Prefix<Ipv6Addr>, u16> {
-    let of = |peer: &Arc<Peer>| {
-        Some((peer.subnet_v6?, (*limits.get(&peer.subnet)?).max(IPV6_MTU_BYTES_MIN)))
-    };
-    table.peers().iter().filter_map(of).collect()
 }
 
 /// The descriptors of a tunnel, for another process; nothing if this one may not have so many.

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::future::pending;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -37,7 +37,7 @@ const ASKED_MAX: usize = 64;
 /// The hosts that are known to be unresolved.
 #[derive(Default)]
 pub(super) struct Unresolved {
-    hosts: BTreeSet<Ipv4Addr>,
+    hosts: BTreeSet<IpAddr>,
     /// While there are any, what tells that one of them answers, or that the kernel gave it up.
     events: Option<Events>,
     next_look: Option<Instant>,
@@ -49,8 +49,8 @@ impl Unresolved {
     /// `interface`, and publishes those that are. Cancel-safe.
     pub(super) async fn look(
         &mut self,
-        suspects: BTreeSet<Ipv4Addr>,
-        tunnel: SocketAddrV4,
+        suspects: BTreeSet<IpAddr>,
+        tunnel: SocketAddr,
         interface: u32,
         routes: &Published,
     ) {
@@ -61,7 +61,7 @@ impl Unresolved {
         if suspects.is_empty() || self.next_look.is_some_and(|at| now < at) {
             return;
         }
-        let listed = neighbours::unresolved(interface).await;
+        let listed = neighbours::unresolved(interface, tunnel.ip()).await;
         self.next_look = Some(now + PERIOD.max(now.elapsed() * PERIOD_PER_LISTING));
         let listed = listed.unwrap_or_else(|error| {
             debug!("which neighbours answer is not known: {}", with_causes(&error));
@@ -105,7 +105,7 @@ impl Unresolved {
         sleep(due.unwrap_or_default()).await;
     }
 
-    fn settle(&mut self, hosts: BTreeSet<Ipv4Addr>, routes: &Published) {
+    fn settle(&mut self, hosts: BTreeSet<IpAddr>, routes: &Published) {
         if self.hosts != hosts {
             self.hosts = hosts;
             self.events = match self.events.take() {
@@ -113,14 +113,15 @@ impl Unresolved {
                 None => Events::of_neighbours().ok(),
                 events => events,
             };
-            routes.unresolved.publish(self.hosts.clone());
+            let table = routes.table.load();
+            routes.unresolved.publish(self.hosts.iter().map(|it| table.host_key(*it)).collect());
         }
     }
 }
 
 /// Whether datagrams to the host go to itself and not to a router. An entry may be of a time when
 /// they did.
-async fn is_on_link(tunnel: SocketAddrV4, host: Ipv4Addr, interface: u32) -> bool {
-    let path = path_of_datagram(tunnel, SocketAddrV4::new(host, tunnel.port())).await;
+async fn is_on_link(tunnel: SocketAddr, host: IpAddr, interface: u32) -> bool {
+    let path = path_of_datagram(tunnel, SocketAddr::new(host, tunnel.port())).await;
     path.is_ok_and(|path| path.gateway.is_none() && path.interface_index == interface)
 }

@@ -1,7 +1,7 @@
 //! Panics on purpose, in each direction and engine, and in the middle of a system call's batch.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(in crate::engine) struct Scene {
     /// Where the worker's TUN queue leads.
     host: UnixDatagram,
     peer: UdpSocket,
-    pub(in crate::engine) tunnel: SocketAddrV4,
+    pub(in crate::engine) tunnel: SocketAddr,
     stats: Arc<WorkerStats>,
 }
 
@@ -39,11 +39,11 @@ impl Scene {
         host.set_read_timeout(Some(PATIENCE)).unwrap();
         let peer = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 2), 0)).unwrap();
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
-        let any = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let socket = TunnelSocket::bind(any, false, false).unwrap();
         let tunnel = socket2::SockRef::from(&socket).local_addr().unwrap();
-        let tunnel = tunnel.as_socket_ipv4().unwrap();
-        let address = peer.local_addr().unwrap().to_string().parse().unwrap();
+        let tunnel = tunnel.as_socket().unwrap();
+        let address = peer.local_addr().unwrap();
         let subnet = "10.5.2.0/24".parse().unwrap();
         let peers = vec![Arc::new(Peer::new(subnet, address))];
         let stats = Arc::new(WorkerStats::default());

@@ -8,11 +8,12 @@ use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::Ipv4Header;
 
 /// To which endpoint, or why not and what the source is told.
-type Egressed = Result<SocketAddrV4, (DropReason, Option<ErrorKind>)>;
+type Egressed = Result<SocketAddr, (DropReason, Option<ErrorKind>)>;
 
 fn egress_of(packet: &[u8], largest_bytes: usize) -> Egressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    let verdict = decide::egress(local().host(&table()), &header, packet, largest_bytes);
+    let verdict = decide::egress(host(&local(), &table()), &header, packet, largest_bytes);
+    let verdict = verdict.map(|endpoint| table().address(endpoint));
     verdict.map_err(|Refusal { reason, answer }| (reason, answer))
 }
 
@@ -23,7 +24,7 @@ fn egress_verdicts() {
     let ttl = |ttl: u8| with(packet(), 8, &[ttl]);
     let source = |octets: [u8; 4]| with(packet(), 12, &octets);
     let destination = |octets: [u8; 4]| with(packet(), 16, &octets);
-    let own_tunnel = udp_with((8285, 9), (*US.ip(), FAR), &[0; 8]);
+    let own_tunnel = udp_with((8285, 9), (OUR_ADDRESS, FAR), &[0; 8]);
     let silent = |reason| Err((reason, None));
     let expired = Err((R::TtlExpired, Some(ErrorKind::TimeExceeded)));
     let [unreachable, no_bridge] =
@@ -55,7 +56,7 @@ fn egress_verdicts() {
         ("our port, another address", with(own_tunnel.clone(), 12, &POD.octets()), Ok(PEER)),
         ("our port in TCP", with(own_tunnel.clone(), 9, &[6]), Ok(PEER)),
         ("a later fragment has no ports", with(own_tunnel, 6, &[0, 1]), Ok(PEER)),
-        ("no room for ports", ipv4(17, *US.ip(), FAR, &[0x20, 0x5d]), Ok(PEER)),
+        ("no room for ports", ipv4(17, OUR_ADDRESS, FAR, &[0x20, 0x5d]), Ok(PEER)),
     ];
     for (name, packet, expected) in cases {
         assert_eq!(egress_of(&packet, packet.len()), expected, "{name}");
@@ -74,15 +75,15 @@ fn egress_verdicts_by_size() {
 }
 
 /// Delivered, or why not and to which endpoint an error goes.
-type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
+type Ingressed = Result<(), (DropReason, Option<SocketAddr>)>;
 
-fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
+fn ingress_of(table: &Table, sender: SocketAddr, packet: &[u8]) -> Ingressed {
     let header = Ipv4Header::parse(packet).unwrap();
     let verdict =
-        decide::ingress(local().host(table), sender, Ecn::NotEct, &header, packet, &mut None);
+        decide::ingress(host(&local(), table), &sender, Ecn::NotEct, &header, packet, &mut None);
     let endpoint_of = |kind| {
         assert_eq!(kind, ErrorKind::TimeExceeded, "no answer to the network");
-        table.tunnel_address(header.source).expect("the source is leased")
+        table.address(table.endpoint(header.source).expect("the source is leased"))
     };
     let refused = |Refusal { reason, answer }| (reason, answer.map(endpoint_of));
     verdict.map(drop).map_err(refused)
@@ -115,14 +116,14 @@ fn ingress_verdicts() {
         ("multicast source", source([224, 0, 0, 9]), silent(R::SourceMartian)),
         ("class E source", source([255, 255, 255, 254]), silent(R::SourceMartian)),
         ("from our TUN address", source(TUN.octets()), silent(R::SourceMartian)),
-        ("from our own address", source(US.ip().octets()), silent(R::SourceMartian)),
+        ("from our own address", source(OUR_ADDRESS.octets()), silent(R::SourceMartian)),
         ("from our own subnet", source([10, 5, 1, 9]), silent(R::SourceIsLocalSubnet)),
         ("from another peer's lease", source([10, 5, 3, 9]), silent(R::SourceNotPeerLease)),
         ("nested, to the TUN address", nested(TUN), silent(R::NestedTunnel)),
-        ("nested, to our own address", nested(*US.ip()), silent(R::NestedTunnel)),
+        ("nested, to our own address", nested(OUR_ADDRESS), silent(R::NestedTunnel)),
         ("the tunnel's port at a pod", nested(POD), Ok(())),
         ("a later fragment", with(nested(TUN), 6, &[0, 1]), Ok(())),
-        ("to our own address", destination(US.ip().octets()), silent(R::DestinationNotLocal)),
+        ("to our own address", destination(OUR_ADDRESS.octets()), silent(R::DestinationNotLocal)),
         ("beside our subnet", destination([10, 5, 0, 255]), silent(R::DestinationNotLocal)),
         ("after our subnet", destination([10, 5, 2, 0]), silent(R::DestinationNotLocal)),
         ("outside the overlay", destination([8, 8, 8, 8]), silent(R::DestinationNotLocal)),
@@ -153,7 +154,7 @@ fn ingress_verdicts() {
 fn a_mark_that_nobody_can_carry_drops() {
     let verdict = |outer_ecn: Ecn, packet: &[u8]| {
         let header = Ipv4Header::parse(packet).unwrap();
-        decide::ingress(local().host(&table()), PEER, outer_ecn, &header, packet, &mut None)
+        decide::ingress(host(&local(), &table()), &PEER, outer_ecn, &header, packet, &mut None)
     };
     let reason = |outer_ecn: Ecn, packet: &[u8]| {
         verdict(outer_ecn, packet).err().filter(|it| it.answer.is_none()).map(|it| it.reason)
@@ -182,7 +183,7 @@ fn only_a_proven_owner_sends_from_its_lease() {
     assert_eq!(ingress_of(&table, STRANGER, &packet), Ok(()));
     assert_eq!(ingress_of(&table, STRANGER, &expired), Err((DropReason::TtlExpired, None)));
     assert_eq!(ingress_of(&table, OTHER, &packet), spoof, "another peer is never the owner");
-    let from_another_port = SocketAddrV4::new(*PEER.ip(), 40_000);
+    let from_another_port = SocketAddr::new(PEER.ip(), 40_000);
     assert_eq!(ingress_of(&table, from_another_port, &packet), Ok(()));
     assert_eq!(ingress_of(&table, STRANGER, &packet), spoof);
     assert_eq!(ingress_of(&table, PEER, &packet), Ok(()));
@@ -198,7 +199,7 @@ fn the_strict_check_wants_lease_address_and_port() {
         let packet = with(udp(FAR, POD, &[7; 32]), 12, &source);
         let header = Ipv4Header::parse(&packet).unwrap();
         let sender = sender.parse().unwrap();
-        decide::ingress(local.host(&table), sender, Ecn::NotEct, &header, &packet, &mut None)
+        decide::ingress(host(local, &table), &sender, Ecn::NotEct, &header, &packet, &mut None)
     };
     let reason = |sender: &str, source: [u8; 4]| {
         let refusal = verdict(&strict, sender, source).err();
@@ -220,10 +221,11 @@ fn the_strict_check_wants_lease_address_and_port() {
 
 #[test]
 fn an_errors_source_is_a_foreign_overlay_address() {
+    let v4 = |local: &Local| local.leased.v4().unwrap();
     let source = |local: &Local, destination: &str| {
-        let chosen = local.v4.error_source(destination.parse().unwrap());
-        let own = [local.v4.tun_address(), *local.underlay.ip()];
-        assert!(!own.contains(&chosen), "{destination}: {chosen} is ours");
+        let chosen = v4(local).error_source(destination.parse().unwrap());
+        let own = [v4(local).tun_address().into(), local.underlay.ip()];
+        assert!(!own.contains(&chosen.into()), "{destination}: {chosen} is ours");
         chosen.to_string()
     };
     let usual = local();
@@ -231,8 +233,8 @@ fn an_errors_source_is_a_foreign_overlay_address() {
     assert_eq!(source(&usual, "10.5.99.1"), "10.5.99.0");
     assert_eq!(source(&usual, "10.5.1.9"), "10.5.0.0", "our own subnet: the overlay's first");
     assert_eq!(source(&usual, "8.8.8.8"), "10.5.0.0", "outside: the overlay's first");
-    let v4 = Leased { subnet: "10.5.0.0/24".parse().unwrap(), ..usual.v4 };
-    let first = Local { v4, ..usual };
+    let leased = Leased { subnet: "10.5.0.0/24".parse().unwrap(), ..v4(&usual) };
+    let first = Local { leased: Families::of_v4(leased, None), ..usual };
     assert_eq!(source(&first, "8.8.8.8"), "10.5.1.0", "ours is the first: the one after it");
     assert_eq!(source(&first, "10.5.0.9"), "10.5.1.0");
     assert_eq!(source(&first, "10.5.2.9"), "10.5.2.0");

@@ -19,7 +19,7 @@ pub(super) struct Walk {
     pub(super) world: World,
     pub(super) egress: Egress,
     pub(super) arena: Vec<u8>,
-    pub(super) sent: Vec<(SocketAddrV4, Vec<u8>)>,
+    pub(super) sent: Vec<(SocketAddr, Vec<u8>)>,
     pub(super) rounds: usize,
 }
 
@@ -53,7 +53,10 @@ impl Walk {
             let before = self.sent.len();
             for spans in plan.datagrams(index) {
                 let parts = spans.iter().flat_map(|span| &self.arena[span.range()]);
-                self.sent.push((message.destination, parts.copied().collect()));
+                self.sent.push((
+                    self.world.table.address(message.destination),
+                    parts.copied().collect(),
+                ));
             }
             let datagrams = &self.sent[before..];
             assert_eq!(datagrams.len(), usize::from(message.segments));

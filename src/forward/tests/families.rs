@@ -13,31 +13,29 @@ use crate::packet::ecn::Ecn;
 use crate::packet::header::protocol::ICMPV6;
 use crate::packet::ipv6_header::Ipv6Header;
 
-const POD6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 1, 0, 0, 0, 2);
-const FAR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 2, 0, 0, 0, 2);
+pub(super) const POD6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 1, 0, 0, 0, 2);
+pub(super) const FAR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 2, 0, 0, 0, 2);
 /// Of the node that leases an IPv6 subnet and takes no IPv6 packets.
 const FARTHER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 3, 0, 0, 0, 2);
-const WHOLE: [u8; VNET_HEADER_BYTES] = [0; VNET_HEADER_BYTES];
+pub(super) const WHOLE: [u8; VNET_HEADER_BYTES] = [0; VNET_HEADER_BYTES];
 
 fn world() -> World {
     let v6 = Leased {
         network: "fd00:5::/48".parse().unwrap(),
         subnet: "fd00:5:0:1::/64".parse().unwrap(),
     };
-    let peer = Peer {
-        subnet_v6: "fd00:5:0:2::/64".parse().ok(),
-        ..Peer::new("10.5.2.0/24".parse().unwrap(), PEER)
-    };
+    let peer = Peer::new("10.5.2.0/24,fd00:5:0:2::/64".parse().unwrap(), PEER);
     let other = Peer::new("10.5.3.0/24".parse().unwrap(), OTHER);
     let table = Table::build(vec![Arc::new(peer), Arc::new(other)]);
-    World { local: Local { v6: Some(v6), ..local() }, table, ..World::new() }
+    let leased = Families::of_v6(local().leased.v4(), v6);
+    World { local: Local { leased, ..local() }, table, ..World::new() }
 }
 
-fn egressed() -> Egressed {
+pub(super) fn egressed() -> Egressed {
     Egressed { world: world(), ..Egressed::plain() }
 }
 
-fn ingressed() -> Ingressed {
+pub(super) fn ingressed() -> Ingressed {
     let limits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
     Ingressed { world: world(), ..Ingressed::new(limits) }
 }
@@ -71,7 +69,7 @@ fn word_sum(packet: &[u8]) -> u16 {
     sum as u16
 }
 
-fn udp6(source: Ipv6Addr, destination: Ipv6Addr, payload: &[u8]) -> Vec<u8> {
+pub(super) fn udp6(source: Ipv6Addr, destination: Ipv6Addr, payload: &[u8]) -> Vec<u8> {
     let mut datagram = vec![0x0f, 0xa0, 0x13, 0x88];
     datagram.extend(((8 + payload.len()) as u16).to_be_bytes());
     datagram.extend([0, 0]);
@@ -93,11 +91,11 @@ fn tcp6(
     sealed(ipv6(protocol::TCP, source, destination, &segment), 56)
 }
 
-fn hop6(packet: &[u8]) -> Vec<u8> {
+pub(super) fn hop6(packet: &[u8]) -> Vec<u8> {
     with6(packet, 7, &[packet[7] - 1])
 }
 
-fn with6(packet: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn with6(packet: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     packet[at..at + bytes.len()].copy_from_slice(bytes);
     packet
@@ -112,7 +110,7 @@ fn extended(packet: &[u8], first: u8, mut header: Vec<u8>) -> Vec<u8> {
     ipv6(first, address(packet, 8), address(packet, 24), &[&header[..], &packet[40..]].concat())
 }
 
-fn address(packet: &[u8], at: usize) -> Ipv6Addr {
+pub(super) fn address(packet: &[u8], at: usize) -> Ipv6Addr {
     let octets: [u8; 16] = packet[at..at + 16].try_into().unwrap();
     octets.into()
 }
@@ -191,7 +189,10 @@ fn what_a_pod_may_not_send() {
             let header = Ipv6Header::parse(&error).unwrap();
             assert_eq!((header.protocol, header.destination), (ICMPV6, POD6), "{name}");
             assert_eq!(word_sum(&error), 0xffff, "{name}: the error's checksum");
-            assert!(!walk.world.local.v6.unwrap().subnet.contains(header.source), "{name}");
+            assert!(
+                !walk.world.local.leased.v6().unwrap().subnet.contains(header.source),
+                "{name}"
+            );
         }
     }
 }
@@ -220,7 +221,7 @@ fn what_nobody_may_send_us() {
         43,
         vec![0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     );
-    let cases: Vec<(&str, SocketAddrV4, Vec<u8>, R)> = vec![
+    let cases: Vec<(&str, SocketAddr, Vec<u8>, R)> = vec![
         ("our own subnet's", PEER, from("fd00:5:0:1::9"), R::SourceIsLocalSubnet),
         ("our TUN address", PEER, from("fd00:5:0:1::"), R::SourceMartian),
         ("another peer's", OTHER, packet(), R::SourceNotPeerLease),
@@ -265,7 +266,7 @@ fn an_owner_is_told_that_its_packet_expired() {
     let errors = walk.errors();
     let (endpoint, error) = &errors[0];
     assert_eq!((*endpoint, error[40], address(error, 24)), (Some(PEER), 3, FAR6));
-    assert_eq!(address(error, 8), walk.world.local.v6.unwrap().tun_address());
+    assert_eq!(address(error, 8), walk.world.local.leased.v6().unwrap().tun_address());
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl Walk {
     }
 
     /// Takes in `bytes` as datagrams of `segment_bytes`.
-    pub(super) fn receive(&mut self, sender: SocketAddrV4, segment_bytes: usize, bytes: &[u8]) {
+    pub(super) fn receive(&mut self, sender: SocketAddr, segment_bytes: usize, bytes: &[u8]) {
         let mut arena = bytes.to_vec();
         let batch = GroBatch {
             span: Span::new(0, bytes.len()),
@@ -48,7 +48,7 @@ impl Walk {
     }
 
     /// A GRO batch of equal datagrams, the last possibly shorter.
-    pub(super) fn receive_batch(&mut self, sender: SocketAddrV4, datagrams: &[Vec<u8>]) {
+    pub(super) fn receive_batch(&mut self, sender: SocketAddr, datagrams: &[Vec<u8>]) {
         let segment_bytes = datagrams[0].len();
         let last = datagrams.len() - 1;
         for (index, datagram) in datagrams.iter().enumerate() {
@@ -70,9 +70,10 @@ impl Walk {
         plan.clear();
     }
 
-    pub(super) fn errors(&mut self) -> Vec<(Option<SocketAddrV4>, Vec<u8>)> {
+    pub(super) fn errors(&mut self) -> Vec<(Option<SocketAddr>, Vec<u8>)> {
         let replies = &mut self.ingress.replies;
-        let errors = replies.iter().map(|(endpoint, bytes)| (endpoint, bytes.to_vec()));
+        let address = |endpoint| self.world.table.address(endpoint);
+        let errors = replies.iter().map(|(to, bytes)| (to.map(address), bytes.to_vec()));
         let errors = errors.collect();
         replies.clear();
         errors
@@ -382,7 +383,7 @@ fn errors_go_to_a_proven_owner_only() {
         walk.receive(sender, packet.len(), packet);
         assert!(walk.errors().is_empty(), "{sender} got an answer");
     }
-    let other_port = SocketAddrV4::new(*PEER.ip(), 40_000);
+    let other_port = SocketAddr::new(PEER.ip(), 40_000);
     walk.receive(other_port, expired.len(), &expired);
     let errors = walk.errors();
     assert_eq!(errors.len(), 1);

@@ -5,7 +5,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "the kernel's attributes, of which few matter")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
@@ -60,14 +60,23 @@ pub async fn hardware_addresses(index: u32) -> Result<BTreeMap<Ipv4Addr, MacAddr
     Ok(valid.filter_map(addresses).filter(|(_, mac)| mac.is_host()).collect())
 }
 
-/// The neighbours of the link numbered `index` that the kernel asks for their hardware address, and
-/// those that did not answer: of these `true` says that it has given up until the next packet.
-pub async fn unresolved(index: u32) -> Result<BTreeMap<Ipv4Addr, bool>> {
+/// The neighbours of the link numbered `index`, of the family of `of_family`, that the kernel asks
+/// for their hardware address, and those that did not answer: of these `true` says that it has
+/// given up until the next packet.
+pub async fn unresolved(index: u32, of_family: IpAddr) -> Result<BTreeMap<IpAddr, bool>> {
+    match of_family {
+        IpAddr::V4(_) => unresolved_of::<Ipv4Addr>(index).await,
+        IpAddr::V6(_) => unresolved_of::<Ipv6Addr>(index).await,
+    }
+}
+
+async fn unresolved_of<A: IpAddress>(index: u32) -> Result<BTreeMap<IpAddr, bool>> {
     let unresolved = |message: &NeighbourMessage| {
         let state = u16::from(message.header.state);
-        (state & (ASKED | GIVEN_UP) != 0).then_some((destination(message)?, state & GIVEN_UP != 0))
+        let host = destination::<A>(message)?.into();
+        (state & (ASKED | GIVEN_UP) != 0).then_some((host, state & GIVEN_UP != 0))
     };
-    let listed = list_entries::<Ipv4Addr>(index, EntryTable::Neighbours).await?;
+    let listed = list_entries::<A>(index, EntryTable::Neighbours).await?;
     Ok(listed.iter().filter_map(unresolved).collect())
 }
 
@@ -134,12 +143,15 @@ async fn list_entries<A: IpAddress>(
 
 /// Has the kernel find out whether the neighbour is still where it was, as if a packet had been
 /// sent to it.
-pub async fn use_neighbour(index: u32, address: Ipv4Addr) -> Result {
+pub async fn use_neighbour(index: u32, address: IpAddr) -> Result {
     let mut message = NeighbourMessage::default();
-    message.header.family = AddressFamily::Inet;
+    let (family, destination) = match address {
+        IpAddr::V4(address) => (AddressFamily::Inet, NeighbourAddress::Inet(address)),
+        IpAddr::V6(address) => (AddressFamily::Inet6, NeighbourAddress::Inet6(address)),
+    };
+    message.header.family = family;
     message.header.ifindex = index;
     message.header.flags = NeighbourFlags::Use;
-    let destination = NeighbourAddress::Inet(address);
     message.attributes.push(NeighbourAttribute::Destination(destination));
     let operation = format!("use the neighbour {address} of device {index}");
     edit(operation, RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE).await

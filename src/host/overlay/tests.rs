@@ -10,14 +10,18 @@ use crate::host::tables::Edit;
 const DEVICE: u32 = 7;
 const OTHER: u32 = 2;
 
+fn v4() -> OverlayPart<Ipv4Addr> {
+    OverlayPart {
+        former_network: Some("10.4.0.0/16".parse().unwrap()),
+        ..OverlayPart::of("10.5.0.0/16".parse().unwrap(), Some("10.5.72.0/24".parse().unwrap()))
+    }
+}
+
 fn desired() -> OverlayDesired {
     OverlayDesired {
         device: LinkId { index: DEVICE, name: "flannel0".into() },
         mtu_bytes: 1472,
-        v4: OverlayPart {
-            former_network: Some("10.4.0.0/16".parse().unwrap()),
-            ..OverlayPart::of("10.5.0.0/16".parse().unwrap(), Some("10.5.72.0/24".parse().unwrap()))
-        },
+        v4: Some(v4()),
         v6: None,
     }
 }
@@ -27,7 +31,7 @@ fn address(address: Ipv4Addr, prefix_length_bits: u8) -> Address {
 }
 
 fn route(interface_index: u32, metric: u32) -> Route {
-    state::route(desired().v4.network, metric, &[interface_index])
+    state::route(v4().network, metric, &[interface_index])
 }
 
 fn complete() -> Listing {
@@ -36,7 +40,7 @@ fn complete() -> Listing {
         addresses: vec![
             // Another interface's addresses are its own business.
             Address { interface_index: OTHER, ..address(Ipv4Addr::new(10, 5, 1, 1), 16) },
-            address(desired().v4.address(), 32),
+            address(v4().address(), 32),
         ],
         routes: vec![route(DEVICE, 0)],
         ..Listing::default()
@@ -87,7 +91,7 @@ fn apply(actual: &mut Listing, diff: &Diff) {
         let Edit::Set(step) = edit else { panic!("{edit:?}") };
         assert!(device(actual).is_up, "ENETDOWN");
         assert!(!actual.routes.iter().any(Route::is_in_our_place), "EEXIST for the route");
-        assert_eq!(step.destination, desired().v4.network);
+        assert_eq!(step.destination, v4().network);
         actual.routes.push(route(DEVICE, 0));
     }
 }
@@ -101,7 +105,7 @@ fn path_route(subnet: &str, mtu_bytes: u32) -> Route {
 fn only_narrow_paths_have_routes() {
     let narrow = "10.5.1.0/24".parse().unwrap();
     let mut desired = desired();
-    desired.v4.path_mtus = BTreeMap::from([(narrow, 1372)]);
+    desired.v4.as_mut().unwrap().path_mtus = BTreeMap::from([(narrow, 1372)]);
     let paths = |listing: &Listing| spelled(&desired.compare(listing, None).unwrap().v4);
     let mut actual = complete();
     assert_eq!(paths(&actual), ["route 10.5.1.0/24 dev flannel0 mtu 1372 set"]);
@@ -142,7 +146,7 @@ fn routes_of_another_backend_go() {
 prop_compose! {
     fn any_address()(
         bits in prop_oneof![
-            Just(desired().v4.address().to_bits()),
+            Just(v4().address().to_bits()),
             0x0a05_0000_u32..0x0a06_0002,
             any::<u32>(),
         ],
@@ -191,22 +195,21 @@ prop_compose! {
 proptest! {
     #[test]
     fn applying_the_difference_leaves_none(mut actual in any_actual()) {
-        let desired = desired();
         let before = actual.clone();
         let plan = diff_of(&actual);
         apply(&mut actual, &plan);
         prop_assert_eq!(actions(&actual), [""; 0]);
         prop_assert!(device(&mut actual).is_up);
         let mut inside = actual.addresses.clone();
-        inside.retain(|owned| desired.v4.network.contains(owned.address));
-        prop_assert_eq!(inside, vec![address(desired.v4.address(), 32)]);
+        inside.retain(|owned| v4().network.contains(owned.address));
+        prop_assert_eq!(inside, vec![address(v4().address(), 32)]);
         prop_assert!(actual.routes.iter().any(Route::is_in_our_place));
         // Whatever is not ours is as it was.
         for route in &plan.foreign_routes {
             prop_assert!(actual.routes.contains(route));
         }
         for owned in &before.addresses {
-            let is_inside = desired.v4.networks().iter().any(|it| it.contains(owned.address));
+            let is_inside = v4().networks().iter().any(|it| it.contains(owned.address));
             prop_assert!(is_inside || actual.addresses.contains(owned));
         }
     }
@@ -239,7 +242,7 @@ fn only_addresses_of_the_network_are_replaced() {
     let old = Ipv4Addr::new(10, 5, 99, 0);
     actual.addresses = vec![
         address(old, 32),
-        address(desired().v4.address(), 16),
+        address(v4().address(), 16),
         address(Ipv4Addr::new(198, 51, 100, 1), 24),
     ];
     let expected = [
@@ -280,10 +283,11 @@ fn losing_route_is_not_foreign() {
 
 #[test]
 fn whole_network_leaves_route_to_the_bridge() {
-    let network = desired().v4.network;
+    let network = v4().network;
     let mut alone = desired();
-    alone.v4.subnet = Some(network);
-    let addresses = vec![address(alone.v4.address(), 32)];
+    let part = OverlayPart { subnet: Some(network), ..v4() };
+    let addresses = vec![address(part.address(), 32)];
+    alone.v4 = Some(part);
     let bridge = Route { protocol: RouteProtocol(2), ..route(OTHER, 0) };
     for routes in [vec![], vec![bridge]] {
         let listing = Listing { routes, addresses: addresses.clone(), ..complete() };
@@ -323,5 +327,8 @@ async fn paths_that_could_not_be_limited_are_not_desired() {
     let mut overlay = Overlay::of(desired);
     let narrow = BTreeMap::from([("10.5.1.0/24".parse().unwrap(), 1372)]);
     overlay.limit_paths(narrow, BTreeMap::new()).await.unwrap_err();
-    assert!(overlay.desired.v4.path_mtus.is_empty(), "a repair would be blamed on somebody else");
+    assert!(
+        overlay.desired.v4.as_mut().unwrap().path_mtus.is_empty(),
+        "a repair would be blamed on somebody else"
+    );
 }

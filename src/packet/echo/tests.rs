@@ -84,8 +84,8 @@ fn a_request_is_valid_and_its_reply_recognised() {
     let packet = request(V4, 84);
     assert_ne!(packet[4..6], [0, 0], "the kernel would make an identification");
     let reply = answer(V4, &packet);
-    assert!(is_answer_from(V4[1], &reply));
-    assert!(!is_answer_from(V4[0], &reply) && !is_answer_from(V4[0], &packet));
+    assert!(is_answer_from(V4[1].into(), &reply));
+    assert!(!is_answer_from(V4[0].into(), &reply) && !is_answer_from(V4[0].into(), &packet));
 }
 
 fn errors_are_read<A: Family>(ends: [A; 2], kinds: Kinds, others: [u8; 2]) {
@@ -128,7 +128,7 @@ fn an_error_about_our_echo_or_datagram_is_read() {
     errors_are_read(V4, Kinds::V4, [12, 1]);
     errors_are_read(V6, Kinds::V6, [11, 2]);
     let packet = error(V4, Kinds::V4.expired, 0, &request(V4, 84)[..64]);
-    assert!(is_answer_from(V4[1], &packet));
+    assert!(is_answer_from(V4[1].into(), &packet));
     // A router of one family says nothing of the other's packets.
     assert_eq!(read(&error(V6, Kinds::V6.unreachable, 0, &request(V4, 84))), None);
     assert_eq!(read(&error(V4, Kinds::V4.unreachable, 0, &request(V6, 84))), None);

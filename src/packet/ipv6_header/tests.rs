@@ -54,8 +54,11 @@ fn what_is_cut_or_lies_is_refused() {
         assert_eq!(Ipv6Header::parse(cut), Err(DropReason::BadTotalLength), "{length}");
     }
     let mut other = whole.clone();
-    other[0] = 0x45;
-    assert_eq!(Ipv6Header::parse(&other), Err(DropReason::BadVersion));
+    for (first, reason) in [(0x45, DropReason::Ipv4), (0x50, DropReason::BadVersion)] {
+        other[0] = first;
+        assert_eq!(Ipv6Header::parse(&other), Err(reason));
+    }
+    assert_eq!(Ipv6Header::parse(&[0x45; 28]), Err(DropReason::Ipv4), "of any length");
     // 40 bytes more than its length says are more than 65,535 in all.
     let mut long = packet(17, &[0; 8]);
     long[4..6].copy_from_slice(&65_496_u16.to_be_bytes());

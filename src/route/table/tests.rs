@@ -5,16 +5,14 @@ use std::sync::atomic::Ordering;
 use super::*;
 
 fn peer(subnet: &str, host: u8) -> Arc<Peer> {
-    Arc::new(Peer::new(
-        subnet.parse().unwrap(),
-        SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, host), 8285),
-    ))
+    Arc::new(Peer::new(subnet.parse().unwrap(), SocketAddr::from(([192, 0, 2, host], 8285))))
 }
 
 /// The last byte of the public address of the peer that `destination` is routed to.
 fn route(table: &Table, destination: &str) -> Option<u8> {
     let peer = table.lookup(destination.parse::<Ipv4Addr>().unwrap())?;
-    Some(peer.address.ip().octets()[3])
+    let SocketAddr::V4(address) = peer.address else { panic!("of IPv6") };
+    Some(address.ip().octets()[3])
 }
 
 fn is_dense(table: &Table) -> bool {
@@ -175,16 +173,16 @@ fn a_search_costs_16_bytes_per_peer() {
         .map(|index| {
             let address = Ipv4Addr::from_bits(index << 16 | (index & 0xff) << 8);
             let subnet = Prefix::new(address, 31 + (index % 2) as u8).unwrap();
-            let address = SocketAddrV4::new(Ipv4Addr::from_bits(index), 8285);
-            Arc::new(Peer::new(subnet, address))
+            let address = SocketAddr::from((Ipv4Addr::from_bits(index), 8285));
+            Arc::new(Peer::new(subnet.into(), address))
         })
         .collect();
     let table = Table::build(peers);
     let Lookup::Cuts(cuts) = &table.v4.lookup else { panic!("a dense table") };
     assert!(size_of_val(&cuts[..]) <= 16 * 65_536 + 8);
     for peer in table.peers() {
-        let found = table.lookup(peer.subnet.network()).unwrap();
-        assert_eq!(found.subnet, peer.subnet);
+        let found = table.lookup(peer.subnets.v4().unwrap().network()).unwrap();
+        assert_eq!(found.subnets, peer.subnets);
     }
 }
 
@@ -211,9 +209,8 @@ fn peer_knowledge_survives_a_new_table() {
 #[test]
 fn both_families_lead_to_the_same_peers() {
     let dual = |v4: &str, v6: &str, number| {
-        let v4: Arc<Peer> = peer(v4, number);
-        let subnet_v6 = v6.parse().ok();
-        Arc::new(Peer { subnet_v6, ..Peer::new(v4.subnet, v4.address) })
+        let subnets = Prefixes::of_v4(v4.parse().unwrap(), v6.parse().ok());
+        Arc::new(Peer::new(subnets, peer(v4, number).address))
     };
     let table = Table::build(vec![
         dual("10.5.1.0/24", "fd00:5:0:9::/64", 1),
@@ -222,8 +219,9 @@ fn both_families_lead_to_the_same_peers() {
     ]);
     let route = |text: &str| {
         let peer = table.lookup(text.parse::<Ipv6Addr>().unwrap())?;
-        assert_eq!(table.tunnel_address(text.parse::<Ipv6Addr>().unwrap()), Some(peer.address));
-        Some(peer.subnet.to_string())
+        let endpoint = table.endpoint(text.parse::<Ipv6Addr>().unwrap()).unwrap();
+        assert_eq!(table.address(endpoint), peer.address);
+        peer.subnets.v4().map(|subnet| subnet.to_string())
     };
     assert_eq!(route("fd00:5:0:9::7").as_deref(), Some("10.5.1.0/24"));
     assert_eq!(route("fd00:5:0:3:ffff:ffff:ffff:ffff").as_deref(), Some("10.5.2.0/24"));
@@ -231,7 +229,10 @@ fn both_families_lead_to_the_same_peers() {
         assert_eq!(route(nowhere), None, "{nowhere}");
     }
     assert_eq!(table.peers().len(), 3);
-    let owner = |pod: &str| table.owner(pod.parse().unwrap()).map(|peer| peer.subnet.to_string());
+    let owner = |pod: &str| {
+        let peer = table.owner(pod.parse().unwrap())?;
+        peer.subnets.v4().map(|subnet| subnet.to_string())
+    };
     assert_eq!(owner("10.5.3.9").as_deref(), Some("10.5.3.0/24"));
     assert_eq!(owner("fd00:5:0:3::1").as_deref(), Some("10.5.2.0/24"));
 }
@@ -249,8 +250,9 @@ fn every_ipv6_table_answers_as_the_longest_prefix_says() {
             })
             .collect();
         let peers = subnets.iter().zip(1_u8..).map(|(subnet, number)| {
-            let v4: Arc<Peer> = peer(&format!("10.5.{number}.0/24"), number);
-            Arc::new(Peer { subnet_v6: Some(*subnet), ..Peer::new(v4.subnet, v4.address) })
+            let v4 = format!("10.5.{number}.0/24");
+            let subnets = Prefixes::of_v4(v4.parse().unwrap(), Some(*subnet));
+            Arc::new(Peer::new(subnets, peer(&v4, number).address))
         });
         let peers: Vec<_> = peers.collect();
         let table = Table::build(peers.clone());
@@ -258,12 +260,48 @@ fn every_ipv6_table_answers_as_the_longest_prefix_says() {
             let ends = [subnet.network(), subnet.last(), subnet.first_host()];
             let beyond = subnet.next().map(Prefix::network);
             for address in ends.into_iter().chain(beyond) {
-                let holders = peers.iter().filter(|peer| peer.subnet_v6.unwrap().contains(address));
+                let subnet = |peer: &Peer| peer.subnets.v6().unwrap();
+                let holders = peers.iter().filter(|peer| subnet(peer).contains(address));
                 // Of equal ones the last wins.
-                let expected = holders.max_by_key(|peer| peer.subnet_v6.unwrap().length_bits());
-                let found = table.lookup(address).map(|peer| peer.subnet);
-                assert_eq!(found, expected.map(|peer| peer.subnet), "seed {seed}: {address}");
+                let expected = holders.max_by_key(|peer| subnet(peer).length_bits());
+                let found = table.lookup(address).map(|peer| peer.subnets);
+                assert_eq!(found, expected.map(|peer| peer.subnets), "seed {seed}: {address}");
             }
         }
     }
+}
+
+/// What is sent to, counted and remembered of a host goes by its key, whatever tables come.
+#[test]
+fn hosts_of_ipv6_keep_their_keys_while_tables_change() {
+    let peer = |number: u16| {
+        let subnet = Prefix::new(Ipv6Addr::new(0xfd00, 5, 0, number, 0, 0, 0, 0), 64).unwrap();
+        let host = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0xffff - number);
+        Arc::new(Peer::new(subnet.into(), SocketAddr::from((host, 8285))))
+    };
+    let mut rng = fastrand::Rng::with_seed(7);
+    let (mut table, mut known) = (Table::provisional(), BTreeMap::new());
+    for _ in 0..100 {
+        let peers: Vec<_> = (1..60).filter(|_| rng.bool()).map(peer).collect();
+        table = Table::build_after(&table, peers.clone());
+        assert_eq!(table.peers().len(), peers.len());
+        for peer in &peers {
+            let endpoint = table.endpoint(peer.subnets.v6().unwrap().first_host()).unwrap();
+            assert_eq!(table.address(endpoint), peer.address, "packets go to another host");
+            let before = known.insert(peer.address, endpoint);
+            assert!(before.is_none_or(|before| before == endpoint), "another key");
+            assert_eq!(table.host_key(peer.address.ip()), endpoint.host);
+            assert!(table.has_peer_at(peer.address.ip()));
+        }
+        // What waits to be sent may be to one that has left.
+        for (address, endpoint) in &known {
+            assert_eq!(table.address(*endpoint), *address, "a host that left lost its key");
+        }
+    }
+    let keys: std::collections::BTreeSet<_> = known.values().map(|it| it.host).collect();
+    assert_eq!(keys.len(), known.len(), "two hosts share a key");
+    let stranger = table.host_key("2001:db8::1:1".parse().unwrap());
+    assert_eq!(stranger, HostKey::NOBODY);
+    let nowhere = table.address(Endpoint { host: stranger, port: 8285 });
+    assert!(nowhere.ip().is_unspecified(), "{nowhere}");
 }

@@ -10,10 +10,17 @@ use super::*;
 const SLOT_BYTES: usize = 64 << 10;
 const LAYOUT: Slots = Slots { slot_bytes: SLOT_BYTES, stride: SLOT_BYTES };
 
-fn loopback() -> (UdpSocket, SocketAddrV4) {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+/// The loopback's address in each family.
+const BOTH: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
+
+fn loopback() -> (UdpSocket, SocketAddr) {
+    loopback_at(BOTH[0])
+}
+
+fn loopback_at(address: &str) -> (UdpSocket, SocketAddr) {
+    let socket = UdpSocket::bind(address).unwrap();
     socket.set_nonblocking(true).unwrap();
-    let std::net::SocketAddr::V4(address) = socket.local_addr().unwrap() else { unreachable!() };
+    let address = socket.local_addr().unwrap();
     (socket, address)
 }
 
@@ -38,7 +45,7 @@ fn receive(
 }
 
 /// Sends `bytes` from `source`, cut into datagrams of `segment_bytes`.
-fn send(source: &UdpSocket, to: SocketAddrV4, segment_bytes: Option<u16>, bytes: &[u8]) {
+fn send(source: &UdpSocket, to: SocketAddr, segment_bytes: Option<u16>, bytes: &[u8]) {
     let mut batch = SendBatch::new(1, 2);
     // Two spans: a datagram may be gathered from anywhere.
     let middle = bytes.len() / 2;
@@ -78,8 +85,12 @@ fn an_unconnected_socket_gets_no_earlier_error() {
 
 #[test]
 fn a_gso_batch_leaves_as_its_datagrams() {
-    let (sender, sender_address) = loopback();
-    let (receiver, to) = loopback();
+    BOTH.into_iter().for_each(a_gso_batch_leaves_as_its_datagrams_at);
+}
+
+fn a_gso_batch_leaves_as_its_datagrams_at(address: &str) {
+    let (sender, sender_address) = loopback_at(address);
+    let (receiver, to) = loopback_at(address);
     let bytes = noise(1000);
     send(&sender, to, Some(300), &bytes);
     let mut batch = ReceiveBatch::new(8);
@@ -97,8 +108,12 @@ fn a_gso_batch_leaves_as_its_datagrams() {
 
 #[test]
 fn a_gro_batch_arrives_with_its_segment_size() {
-    let (sender, sender_address) = loopback();
-    let (receiver, to) = loopback();
+    BOTH.into_iter().for_each(a_gro_batch_arrives_with_its_segment_size_at);
+}
+
+fn a_gro_batch_arrives_with_its_segment_size_at(address: &str) {
+    let (sender, sender_address) = loopback_at(address);
+    let (receiver, to) = loopback_at(address);
     set_gro(receiver.as_fd(), true).unwrap();
     for (segment_bytes, total) in [(300u16, 1000), (1400, 14_000), (1, 64), (1472, 65_507 - 35)] {
         let bytes = noise(total);
@@ -159,15 +174,22 @@ fn datagrams_dropped_for_lack_of_buffer_are_reported() {
 /// All three control messages at once fit: the kernel cuts off what doesn't, in this order.
 #[test]
 fn the_type_of_service_comes_behind_the_others() {
-    let (sender, _) = loopback();
-    let (receiver, to) = loopback();
-    rustix::net::sockopt::set_ip_recvtos(&receiver, true).unwrap();
+    let options = [(libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)];
+    for (address, option) in BOTH.into_iter().zip(options) {
+        the_type_of_service_comes_behind_the_others_at(address, option);
+    }
+}
+
+fn the_type_of_service_comes_behind_the_others_at(address: &str, (level, name): (c_int, c_int)) {
+    let (sender, _) = loopback_at(address);
+    let (receiver, to) = loopback_at(address);
+    enable_type_of_service(receiver.as_fd(), to).unwrap();
     enable_overflow_count(receiver.as_fd()).unwrap();
     set_gro(receiver.as_fd(), true).unwrap();
     let mut batch = ReceiveBatch::new(64);
     let mut arena = vec![0; 64 * SLOT_BYTES];
     for type_of_service in [0u8, 1, 2, 3, 0xb8, 0xfe] {
-        set_int(sender.as_fd(), libc::IPPROTO_IP, libc::IP_TOS, type_of_service.into()).unwrap();
+        set_int(sender.as_fd(), level, name, type_of_service.into()).unwrap();
         send(&sender, to, None, &noise(100));
         send(&sender, to, Some(300), &noise(1000));
         for received in [0, 1].map(|_| receive(&mut batch, &receiver, &mut arena, 1)[0]) {

@@ -1,7 +1,7 @@
 //! What `weft check` knows of a host, as plain values. Checks read it; only `read` fills it in.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use rustix::thread::CapabilitySet;
@@ -180,8 +180,8 @@ pub(super) struct Resolved {
 /// A UDP socket of this network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct UdpSocket {
-    /// Nothing for IPv6's wildcard, which takes IPv4 as well.
-    pub(super) address: Ipv4Addr,
+    /// IPv6's wildcard takes IPv4 as well, unless it was told not to.
+    pub(super) address: IpAddr,
     pub(super) port: u16,
     /// The processes that have it, by pid and name; none if it is the kernel's, or nobody may know.
     pub(super) holders: Vec<(u32, String)>,
@@ -238,7 +238,8 @@ impl CheckedFamily for Ipv4Addr {
     }
 
     fn said_address(facts: &Facts) -> Option<Self> {
-        facts.tunnel_address().or_else(|| facts.lease()?.public_ip)
+        let end = facts.tunnel_address().and_then(Self::of);
+        end.or_else(|| facts.lease()?.public_ip)
     }
 }
 
@@ -252,7 +253,8 @@ impl CheckedFamily for Ipv6Addr {
     }
 
     fn said_address(facts: &Facts) -> Option<Self> {
-        facts.lease()?.ipv6?.public_ip
+        let end = facts.tunnel_address().and_then(Self::of);
+        end.or_else(|| facts.lease()?.ipv6?.public_ip)
     }
 }
 
@@ -366,9 +368,9 @@ impl Facts {
     }
 
     /// The address of the local end of the udp backend's tunnel.
-    pub(super) fn tunnel_address(&self) -> Option<Ipv4Addr> {
+    pub(super) fn tunnel_address(&self) -> Option<IpAddr> {
         match self.status()?.tunnel? {
-            TunnelEnd::Udp(address) => Some(*address.ip()),
+            TunnelEnd::Udp(address) => Some(address.ip()),
             TunnelEnd::Vxlan { .. } => None,
         }
     }

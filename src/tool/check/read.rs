@@ -8,7 +8,7 @@ mod sockets;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statvfs};
@@ -179,12 +179,12 @@ async fn ways<A: CheckedFamily>(facts: &Facts) -> Option<Vec<PeerWay<A>>> {
     }
     let mut ways = Vec::new();
     for (host, (is_alarming, subnet)) in hosts.into_iter().take(WAYS_MAX) {
-        let to = match (local.into(), host.into(), facts.port()) {
-            (IpAddr::V4(local), IpAddr::V4(host), Some(port)) => {
-                let [from, to] = [local, host].map(|end| SocketAddrV4::new(end, port));
+        let to = match facts.port() {
+            Some(port) => {
+                let [from, to] = [local, host].map(|end| SocketAddr::new(end.into(), port));
                 netlink::path_of_datagram(from, to).await
             }
-            _ => netlink::path_to(host).await,
+            None => netlink::path_to(host).await,
         };
         let from = netlink::path_of_forwarded(host, local, index, 0).await;
         let (to, from) = (or_refused(to).ok()?, or_refused(from).ok()?);

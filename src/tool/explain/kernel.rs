@@ -2,7 +2,7 @@
 //! asked as if the packet came by the interface of this host's pod. Policy rules, other tables and
 //! the source check count in these answers, and nothing is sent.
 
-use std::net::{IpAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::{fs, io};
 
@@ -36,7 +36,7 @@ pub(super) struct Asked<'a, A> {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Outer {
     /// From where to where.
-    Datagram([SocketAddrV4; 2]),
+    Datagram([SocketAddr; 2]),
     /// To the host, with IPv6 outside: no routing rule is asked for ports.
     ToHost,
 }

@@ -18,7 +18,7 @@ use weft::device::TunOffload;
 use weft::engine::WorkerEnd;
 use weft::packet::Span;
 use weft::route::Table;
-use weft::stats::{DropReason, PEERS_COUNTED_MAX};
+use weft::stats::{DropReason, HostKey, PEERS_COUNTED_MAX};
 use weft::sys::udp::{Datagrams, SendBatch};
 
 use crate::support::dataplane::*;
@@ -30,7 +30,7 @@ fn send_batch(socket: &UdpSocket, datagrams: &[Vec<u8>]) {
     let segment_bytes = datagrams[0].len() as u16;
     let arena = datagrams.concat();
     let spans = [Span::new(0, arena.len())];
-    let message = Datagrams { destination: HOST, segment_bytes: Some(segment_bytes), spans };
+    let message = Datagrams { destination: HOST.into(), segment_bytes: Some(segment_bytes), spans };
     let sent = SendBatch::new(1, 1).send(socket.as_fd(), &arena, std::iter::once(message));
     assert_eq!(sent.ok(), Some(1));
 }
@@ -667,7 +667,7 @@ fn a_card_without_checksums_gets_single_datagrams() {
 fn leave_uncounted(host: &Host) {
     let others = (0..4 * PEERS_COUNTED_MAX as u32).map(|number| {
         // Of other networks than the lab's.
-        Ipv4Addr::from_bits(0x0a80_0000 + number)
+        HostKey::from(Ipv4Addr::from_bits(0x0a80_0000 + number))
     });
     others.for_each(|other| host.stats.by_peer.received(other, 0, 0, || Some(other)));
 }

@@ -20,13 +20,13 @@ const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
 const PROTOCOLS: [u8; 6] = [6, 17, 17, 58, 59, 132];
 
 fn host(bench: &Bench) -> Host<'_, Ipv6Addr> {
-    let leased = bench.local.v6.as_ref().unwrap();
+    let leased = bench.local.leased.as_ref().v6().unwrap();
     Host { local: &bench.local, leased, table: &bench.table }
 }
 
 /// The number of the peer that has leased an address.
 fn owner(bench: &Bench, address: Ipv6Addr) -> Option<usize> {
-    let subnet = bench.table.lookup(address)?.subnet_v6;
+    let subnet = bench.table.lookup(address)?.subnets.v6();
     PEERS_V6.iter().position(|text| text.parse().ok() == subnet)
 }
 
@@ -124,7 +124,7 @@ fn sent_packets_of_ipv6_are_those_that_workers_send() {
         };
         let peer = owner(&bench, header.destination).unwrap();
         let (_, address, is_sent_to, _) = PEERS[peer];
-        let subnet = bench.table.lookup(header.destination).unwrap().subnet_v6.unwrap();
+        let subnet = bench.table.lookup(header.destination).unwrap().subnets.v6().unwrap();
         // The peer's programs leave these alone, and then the sender's must, too.
         let is_for_worker = header.ttl == 2 || subnet.network() == header.destination;
         let is_ordinary = is_common(&header, &packet) && is_sent_to && !is_for_worker;
@@ -171,7 +171,7 @@ fn received_packets_of_ipv6_are_those_that_workers_deliver() {
             let whole = &inner[..usize::from(header.total_bytes)];
             let from = SocketAddrV4::new(sender, PORT);
             let verdict =
-                decide::ingress(host(&bench), from, Ecn::NotEct, &header, whole, &mut None);
+                decide::ingress(host(&bench), &from.into(), Ecn::NotEct, &header, whole, &mut None);
             verdict.ok().filter(|_| !lacks_checksum(&header, whole)).map(|_| header)
         });
         let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");
@@ -180,8 +180,8 @@ fn received_packets_of_ipv6_are_those_that_workers_deliver() {
             continue;
         };
         // Errors of a peer's TUN device, and what is for the own one, are the workers'.
-        let subnet = bench.table.lookup(header.source).unwrap().subnet_v6.unwrap();
-        let own = bench.local.v6.unwrap().tun_address();
+        let subnet = bench.table.lookup(header.source).unwrap().subnets.v6().unwrap();
+        let own = bench.local.leased.v6().unwrap().tun_address();
         let is_of_device = subnet.network() == header.source || own == header.destination;
         let (_, _, _, is_received_from) = PEERS[owner(&bench, header.source).unwrap()];
         let is_ordinary = is_common(&header, &inner) && is_received_from && !is_of_device;

@@ -14,11 +14,12 @@ use fastrand::Rng;
 
 use weft::fast_path::{IN, Maps, PeerEntry, Settings};
 use weft::forward::decide;
-use weft::forward::{Leased, Local};
+use weft::forward::{Host, Leased, Local};
 use weft::packet::Family as _;
 use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::Ipv4Header;
-use weft::route::{Peer, Prefix, SOURCE_PORTS, Table, first_source_port};
+use weft::route::{Families, Peer, Prefix, Prefixes, SOURCE_PORTS, Table, first_source_port};
+use weft::stats::HostKey;
 
 use crate::support::bpf::compile;
 use crate::support::pace::{Stopwatch, by_effort};
@@ -95,13 +96,12 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new(seed: u64) -> Self {
         let prefix = |text: &str| text.parse::<Prefix>().unwrap();
+        let leased = Leased { network: prefix("10.5.0.0/16"), subnet: prefix(SUBNET) };
+        let leased_v6 =
+            Leased { network: "fd00:5::/48".parse().unwrap(), subnet: SUBNET_V6.parse().unwrap() };
         let local = Local {
-            v4: Leased { network: prefix("10.5.0.0/16"), subnet: prefix(SUBNET) },
-            v6: Some(Leased {
-                network: "fd00:5::/48".parse().unwrap(),
-                subnet: SUBNET_V6.parse().unwrap(),
-            }),
-            underlay: SocketAddrV4::new(UNDERLAY, PORT),
+            leased: Families::of_v6(Some(leased), leased_v6),
+            underlay: (UNDERLAY, PORT).into(),
             mtu_bytes: MTU_BYTES,
             // What the programs take must pass the stricter check, too.
             is_strict: true,
@@ -118,13 +118,19 @@ impl Bench {
                 maps.set_peer_v6(subnet_v6, entry).unwrap();
             }
             let address = SocketAddrV4::new(address, PORT);
-            peers.push(Arc::new(Peer { subnet_v6, ..Peer::new(subnet, address) }));
+            peers.push(Arc::new(Peer::new(Prefixes::of_v4(subnet, subnet_v6), address)));
         }
         maps.publish(&settings(u64::MAX)).unwrap();
         let out = maps.load("weft_out", &compile(LINK_BYTES).out).unwrap();
         let inward = maps.load("weft_in", IN).unwrap();
         let table = Table::build(peers);
         Self { local, table, out, inward, maps, rng: Rng::with_seed(seed) }
+    }
+
+    /// This host, to packets of IPv4.
+    fn host(&self) -> Host<'_, Ipv4Addr> {
+        let Self { local, table, .. } = self;
+        Host { local, leased: local.leased.as_ref().v4().unwrap(), table }
     }
 
     /// The frame behind its link header as a program left it, if it took it.
@@ -159,7 +165,7 @@ impl Bench {
     }
 
     fn kernels(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, bool, bool)> {
-        let subnet = self.table.lookup(address)?.subnet;
+        let subnet = self.table.lookup(address)?.subnets.v4()?;
         let find = |(text, ..): &&(&str, _, _, _)| text.parse::<Prefix>().unwrap() == subnet;
         PEERS
             .iter()
@@ -265,7 +271,7 @@ fn sent_packets_are_those_that_workers_send() {
         let parsed = Ipv4Header::parse(&packet);
         let verdict = parsed.map(|header| {
             let whole = &packet[..usize::from(header.total_bytes)];
-            decide::egress(bench.local.host(&bench.table), &header, whole, whole.len())
+            decide::egress(bench.host(), &header, whole, whole.len())
         });
         let taken = bench.run(&bench.out, &packet);
         let told = format!("seed {seed}: {verdict:?} {packet:02x?}");
@@ -277,7 +283,7 @@ fn sent_packets_are_those_that_workers_send() {
         let is_perhaps_ours = header.source == UNDERLAY && header.protocol == 17;
         // The peer's programs leave these alone, and then the sender's must, too.
         let is_for_worker = header.ttl == 2
-            || bench.table.lookup(header.destination).unwrap().subnet.network()
+            || bench.table.owner(header.destination.into()).unwrap().subnets.first_address()
                 == header.destination;
         if is_common(&header, &packet) && is_sent_to && !is_perhaps_ours && !is_for_worker {
             assert!(taken.is_some(), "an ordinary packet goes the slow way: {told}");
@@ -289,7 +295,7 @@ fn sent_packets_are_those_that_workers_send() {
         assert_eq!(inner, after_hop(&packet), "workers would send other bytes: {told}");
         let outer_header = Ipv4Header::parse(&sent).unwrap();
         assert_eq!((outer_header.source, outer_header.destination), (UNDERLAY, address), "{told}");
-        assert_eq!(address, *peer.ip());
+        assert_eq!(HostKey::from(address), peer.host);
         assert_eq!(usize::from(outer_header.total_bytes), sent.len());
         assert_eq!((outer_header.ttl, outer_header.protocol, outer[1]), (64, 17, 0));
         let udp_bytes = (sent.len() as u16 - 20).to_be_bytes();
@@ -342,8 +348,8 @@ fn delivered_packets_are_those_that_workers_deliver() {
             let header = Ipv4Header::parse(inner).ok()?;
             let whole = &inner[..usize::from(header.total_bytes)];
             let ecn = Ecn::of(datagram[1]);
-            let host = bench.local.host(&bench.table);
-            let verdict = decide::ingress(host, sender, ecn, &header, whole, &mut None);
+            let host = bench.host();
+            let verdict = decide::ingress(host, &sender.into(), ecn, &header, whole, &mut None);
             Some((sender, inner, header, verdict))
         });
         let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");

@@ -115,7 +115,7 @@ impl Scene {
     /// Sends `bytes`, in datagrams of `segment_bytes` that arrive as one GRO batch.
     fn send_batch(from: &UdpSocket, bytes: &[u8], segment_bytes: usize) {
         let message = Datagrams {
-            destination: Self::tunnel(),
+            destination: Self::tunnel().into(),
             segment_bytes: Some(u16::try_from(segment_bytes).expect("a segment is short")),
             spans: [Span::new(0, bytes.len())],
         };

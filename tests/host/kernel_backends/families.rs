@@ -83,7 +83,7 @@ fn wait_for_route(lab: &Lab, host: usize, to: &str, gateway: Option<&str>) {
 }
 
 #[track_caller]
-pub(super) fn wait_for_pings(lab: &Lab, from: usize, to: &str, payload_bytes: u16) {
+pub(crate) fn wait_for_pings(lab: &Lab, from: usize, to: &str, payload_bytes: u16) {
     let size = payload_bytes.to_string();
     wait_until(SOON, &format!("pod {from} reaches {to}"), || {
         let argv = ["ping", "-6", "-q", "-c1", "-W1", "-Mdo", "-s", &size, to];

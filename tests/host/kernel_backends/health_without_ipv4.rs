@@ -138,6 +138,33 @@ fn vxlan_peers_without_ipv4_are_what_they_are() {
 }
 
 #[test]
+fn udp_peers_without_ipv4_are_what_they_are() {
+    let mut used = Used::start("udp");
+    used.assert_pings();
+    let inward = "type filter hook input priority 0; udp dport 8285";
+    used.fault(1, &wall(&format!("{inward} drop;")), OVER, "one-way", "no echo to it is answered");
+    used.fault(1, &wall(&format!("{inward} reject;")), OVER, "refused", "port is unreachable");
+    let ignore = "sysctl -qw net.ipv6.icmp.echo_ignore_all=";
+    used.fault(1, &format!("{ignore}1"), &format!("{ignore}0"), "deaf", "no fault");
+    let blackhole = "ip -6 route add blackhole fd99::2/128";
+    used.fault(0, blackhole, "ip -6 route del blackhole fd99::2/128", "unsendable", "ip -6 rule");
+
+    // Whoever is down has the others' packets wait for nothing, and the kernel asks for it.
+    used.pings.truncate(1);
+    used.site.lab.hosts[0].exec(&["ip", "-6", "neighbour", "flush", "dev", "wire0"]);
+    used.site.lab.hosts[1].exec(&["sh", "-ec", NO_NEIGHBOUR]);
+    wait_until(KNOWN, "what is sent to a host that is down is dropped at once", || {
+        let status = used.site.status(0);
+        let count = status.pointer("/egress/drops/tx-unresolved");
+        count.and_then(serde_json::Value::as_u64) > Some(0)
+    });
+    used.site.lab.hosts[1].exec(&["sh", "-ec", OVER]);
+    used.becomes(0, "ok");
+    used.site.daemons[1].stop(Signal::KILL, Duration::from_secs(5));
+    used.becomes(0, "refused");
+}
+
+#[test]
 fn host_gw_peers_without_ipv4_are_what_they_are() {
     let used = Used::start("host-gw");
     used.assert_pings();
@@ -169,7 +196,7 @@ fn nobody_without_ipv4_is_asked_on_an_idle_network() {
         }
     };
     std::thread::scope(|scope| {
-        for backend in ["vxlan", "host-gw"] {
+        for backend in ["udp", "vxlan", "host-gw"] {
             scope.spawn(move || assert_quiet(backend));
         }
     });

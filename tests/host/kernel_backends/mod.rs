@@ -16,7 +16,7 @@ mod on_etcd;
 mod restart;
 mod tables;
 mod tunnel_families;
-mod without_ipv4;
+pub(crate) mod without_ipv4;
 
 use std::path::Path;
 use std::time::Duration;

@@ -32,13 +32,15 @@ fn lab() -> Lab {
     lab
 }
 
-pub(super) struct Site {
+pub(crate) struct Site {
     dir: TempDir,
-    pub(super) lab: Lab,
+    pub(crate) lab: Lab,
     store: String,
-    pub(super) daemons: Vec<Process>,
+    pub(crate) daemons: Vec<Process>,
+    /// Of each daemon, beside the store and the interface.
+    arguments: Vec<String>,
     /// The subnets, each with its gateway.
-    pub(super) subnets: Vec<String>,
+    pub(crate) subnets: Vec<String>,
 }
 
 fn env(dir: &Path, host: usize) -> PathBuf {
@@ -47,24 +49,31 @@ fn env(dir: &Path, host: usize) -> PathBuf {
 
 impl Site {
     pub(super) fn start(backend: &str) -> Self {
+        Self::start_with(backend, &[])
+    }
+
+    pub(crate) fn start_with(backend: &str, arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = local_store(dir.path(), &config(backend));
         let (daemons, subnets) = (Vec::new(), Vec::new());
-        let mut site = Self { dir, lab: lab(), store, daemons, subnets };
+        let arguments = arguments.iter().map(ToString::to_string).collect();
+        let mut site = Self { dir, lab: lab(), store, daemons, arguments, subnets };
         for host in 0..2 {
-            let (daemon, subnet) = site.daemon(host);
+            let (daemon, subnet) = site.daemon(host, &[]);
             site.daemons.push(daemon);
             site.subnets.push(subnet);
         }
         site
     }
 
-    /// Starts a daemon, and waits for its subnet.
-    fn daemon(&self, host: usize) -> (Process, String) {
+    /// Starts a daemon, with `further` arguments than all have, and waits for its subnet.
+    pub(crate) fn daemon(&self, host: usize, further: &[&str]) -> (Process, String) {
         let env = env(self.dir.path(), host);
         std::fs::remove_file(&env).ok();
         // An empty one stands for the default route; the lab's own names an IPv4 address.
-        let arguments = [self.store.as_str(), "--iface="];
+        let mut arguments = vec![self.store.as_str(), "--iface="];
+        arguments.extend(self.arguments.iter().map(String::as_str));
+        arguments.extend(further);
         let mut daemon = self.lab.weftd(host, env.parent().unwrap(), &arguments);
         wait_until(SOON, "a node without IPv4 gets a subnet", || {
             assert!(daemon.ended().is_none(), "{}", daemon.output());
@@ -73,18 +82,18 @@ impl Site {
         (daemon, v6_subnet(&env))
     }
 
-    fn status(&self, host: usize) -> serde_json::Value {
+    pub(crate) fn status(&self, host: usize) -> serde_json::Value {
         Status::of(&self.dir.path().join(format!("h{host}"))).0
     }
 
     /// What a host's daemon says of the other host. A busy machine may not answer now and then.
-    pub(super) fn peer(&self, host: usize) -> serde_json::Value {
+    pub(crate) fn peer(&self, host: usize) -> serde_json::Value {
         let status = Status::try_of(&self.dir.path().join(format!("h{host}")));
         status.and_then(|it| it.0.pointer("/routes/0").cloned()).unwrap_or_default()
     }
 
     /// Connects a pod of each host, and gives their addresses.
-    pub(super) fn connect(&self) -> Vec<String> {
+    pub(crate) fn connect(&self) -> Vec<String> {
         let connect = |(host, subnet): (usize, &String)| {
             let (gateway, _) = subnet.split_once('/').unwrap();
             let pod = format!("{}2", gateway.strip_suffix('1').unwrap());
@@ -97,18 +106,33 @@ impl Site {
         self.subnets.iter().enumerate().map(connect).collect()
     }
 
+    pub(crate) fn store(&self) -> String {
+        self.store.clone()
+    }
+
     fn key(&self, host: usize) -> PathBuf {
         let subnet = network(&self.subnets[host]).replace('/', "-");
         self.dir.path().join(format!("store/subnets/0.0.0.0-0&{subnet}"))
     }
 
-    pub(super) fn weft(&self, host: usize, arguments: &[&str]) -> String {
+    pub(crate) fn weft(&self, host: usize, arguments: &[&str]) -> String {
         let socket = self.dir.path().join(format!("h{host}/weft.sock"));
         let socket = socket.display().to_string();
         let argv = [&[env!("CARGO_BIN_EXE_weft")], arguments, &["--socket", &socket]].concat();
         let output = self.lab.hosts[host].command(&argv).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         text(&output.stdout) + &text(&output.stderr)
+    }
+
+    /// That a peer in use is asked how it is, and shown.
+    fn assert_told(&self, pods: &[String]) {
+        let ping = self.lab.pods[0].spawn(&["ping", "-6", "-q", "-i0.2", &pods[1]]);
+        wait_until(2 * SOON, "the peer is asked how it is", || self.peer(0)["state"] == "ok");
+        drop(ping);
+        let shown = self.weft(0, &["status"]);
+        assert!(shown.contains(&network(&self.subnets[0])) && shown.contains("fd99::1"), "{shown}");
+        let shown = self.weft(0, &["peers"]);
+        assert!(shown.contains(&network(&self.subnets[1])) && shown.contains("fd99::2"), "{shown}");
     }
 
     /// That `weft explain` says what the kernel does.
@@ -139,8 +163,9 @@ impl Site {
 }
 
 #[test]
-fn each_backend_of_the_kernels_carries_ipv6_alone() {
+fn each_backend_carries_ipv6_alone() {
     for (backend, payload_bytes, data) in [
+        ("udp", 1404, r#","BackendV6Data":{"Version":1,"TakesIPv6":true}"#),
         ("vxlan", 1382, r#","BackendType":"vxlan","BackendV6Data":{"VNI":1,"VtepMAC":""#),
         ("host-gw", 1452, r#","BackendType":"host-gw""#),
     ] {
@@ -152,6 +177,7 @@ fn each_backend_of_the_kernels_carries_ipv6_alone() {
         site.assert_no_ipv4();
         let links = site.lab.hosts[0].exec(&["ip", "-br", "link"]);
         assert_eq!(links.contains("flannel-v6.1"), backend == "vxlan", "{links}");
+        assert_eq!(links.contains("flannel0"), backend == "udp", "{links}");
         assert!(!links.contains("flannel.1"), "a device that nobody needs: {links}");
 
         let value = std::fs::read_to_string(site.key(0)).unwrap();
@@ -175,15 +201,11 @@ fn each_backend_of_the_kernels_carries_ipv6_alone() {
         }
         let peer = &status["routes"][0];
         let told = [&peer["via"], &peer["ipv6_subnet"]];
-        assert_eq!(told, ["fd99::2", &network(&site.subnets[1])], "{peer}");
-        wait_until(2 * SOON, "the peer is asked how it is", || site.peer(0)["state"] == "ok");
+        let via = if backend == "udp" { "[fd99::2]:8285" } else { "fd99::2" };
+        assert_eq!(told, [via, &network(&site.subnets[1])], "{peer}");
         assert!(peer.get("subnet").is_none(), "{peer}");
         assert!(!status.to_string().contains("0.0.0.0"), "an address that nobody has: {status}");
-        let shown = site.weft(0, &["status"]);
-        assert!(shown.contains(&network(&site.subnets[0])) && shown.contains("fd99::1"), "{shown}");
-        let shown = site.weft(0, &["peers"]);
-        assert!(shown.contains(&network(&site.subnets[1])) && shown.contains("fd99::2"), "{shown}");
-
+        site.assert_told(&pods);
         site.assert_explained(&pods);
 
         // The other node's next address, and a restart, cost nobody the subnet.
@@ -197,8 +219,10 @@ fn each_backend_of_the_kernels_carries_ipv6_alone() {
             wait_for_pings(&site.lab, own, &pods[other], payload_bytes);
         }
         site.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
-        wait_for_pings(&site.lab, 1, &pods[0], payload_bytes);
-        let (daemon, again) = site.daemon(0);
+        if backend != "udp" {
+            wait_for_pings(&site.lab, 1, &pods[0], payload_bytes);
+        }
+        let (daemon, again) = site.daemon(0, &[]);
         site.daemons[0] = daemon;
         assert_eq!(again, site.subnets[0], "pods lost their addresses");
         wait_for_pings(&site.lab, 1, &pods[0], payload_bytes);
@@ -247,16 +271,6 @@ fn a_network_that_loses_ipv4_keeps_its_ipv6_subnets_and_gets_the_other_back() {
     let again = families::start(&lab, dir.path(), 0, &store);
     assert_eq!(again.v6, first.v6, "pods lost their addresses");
     assert!(keys().len() == 1 && keys()[0].starts_with("10.5."), "{:?}", keys());
-}
-
-#[test]
-fn the_udp_backend_says_that_it_needs_ipv4() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = local_store(dir.path(), &config("udp"));
-    let lab = lab();
-    let mut daemon = lab.weftd(0, &dir.path().join("h0"), &[&store, "--iface=wire0"]);
-    wait_until(SOON, "the start ends", || daemon.ended().is_some());
-    assert!(daemon.complaints("EnableIPv4") > 0, "{}", daemon.output());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! or the program is to outlive weftd. A filter is replaced by the next weftd's in one step.
 
 use std::error::Error;
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::backend::udp::owner::Owner;
 use crate::fast_path::{FastPath, Link, Program};
@@ -25,7 +25,7 @@ pub(crate) struct Ground {
     pub(crate) interface: String,
     pub(crate) underlay_device: u32,
     /// The socket's.
-    pub(crate) underlay: SocketAddrV4,
+    pub(crate) underlay: SocketAddr,
     /// Of the overlay.
     pub(crate) mtu_bytes: u16,
 }
@@ -83,7 +83,11 @@ pub(super) fn place(program: Program, device: u32, owner: Owner) -> FilterPlace 
         Program::In | Program::Gro => Side::Ingress,
     };
     // Neighbouring networks may have neighbouring ports.
-    let handle = u32::from(owner.network.network()) ^ u32::from(owner.port).wrapping_mul(MIX);
+    let network = match owner.network.first_address() {
+        IpAddr::V4(network) => network.to_bits(),
+        IpAddr::V6(network) => (network.to_bits() >> 64) as u32,
+    };
+    let handle = network ^ u32::from(owner.port).wrapping_mul(MIX);
     FilterPlace { device, side, handle: handle.max(PROBE + 1) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use crate::backend::status::Taken;
@@ -42,18 +42,21 @@ impl Entries {
     ) -> io::Result<()> {
         // Of a peer that has left, what is published is removed first.
         self.taken.reuse(|subnet, peer| {
-            self.published.get(&subnet).is_some_and(|entry| entry.address == *peer.ip())
+            let known = subnet.v4().and_then(|subnet| self.published.get(&subnet));
+            known.is_some_and(|entry| IpAddr::V4(entry.address) == peer.ip())
         });
         let (mut wanted, mut wanted_v6) = (BTreeMap::new(), BTreeMap::new());
         for peer in table.peers() {
-            let hop = hops.get(peer.address.ip()).copied().flatten();
+            let SocketAddr::V4(address) = peer.address else { continue };
+            let Some(subnet) = peer.subnets.v4() else { continue };
+            let hop = hops.get(address.ip()).copied().flatten();
             let hop = hop.filter(|(device, _)| *device == settings.underlay_device);
-            let mut entry = self.entry(peer, settings, hop.is_some());
+            let mut entry = self.entry(peer, *address.ip(), settings, hop.is_some());
             if entry.is_received_from && peer.takes_no_checksum && may_send_to(peer) {
                 entry.next_hop = hop.and_then(|(_, hop)| Some(neighbours.get(&hop)?.0));
             }
-            wanted.insert(peer.subnet, entry);
-            if let Some(subnet_v6) = peer.subnet_v6.filter(|_| settings.subnet_v6.is_some()) {
+            wanted.insert(subnet, entry);
+            if let Some(subnet_v6) = peer.subnets.v6().filter(|_| settings.subnet_v6.is_some()) {
                 wanted_v6.insert(subnet_v6, entry);
             }
         }
@@ -67,9 +70,14 @@ impl Entries {
 
     /// A peer that is reached in another way is in the maps as well, for the sake of the longest
     /// prefix.
-    fn entry(&self, peer: &Peer, settings: &Settings, is_reached: bool) -> PeerEntry {
-        let address = *peer.address.ip();
-        let number = self.taken.number(peer.subnet, peer.address);
+    fn entry(
+        &self,
+        peer: &Peer,
+        address: Ipv4Addr,
+        settings: &Settings,
+        is_reached: bool,
+    ) -> PeerEntry {
+        let number = self.taken.number(peer.subnets.first(), peer.address);
         let is_ours = address == settings.underlay_address;
         PeerEntry {
             address,

@@ -1,11 +1,12 @@
 //! By which device and neighbour the kernel reaches each peer.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use crate::host::netlink::{self, NetlinkError, request_all};
 use crate::host::state::PathToHost;
-use crate::route::Table;
+use crate::route::{IpAddress, Peer, Table};
 
 /// By which device and neighbour each address is reached; `None` for not at all, or in a way that
 /// only the IP stack knows.
@@ -13,9 +14,10 @@ pub(super) type Hops = BTreeMap<Ipv4Addr, Option<(u32, Ipv4Addr)>>;
 
 /// Asks the kernel how it sends datagrams to those peers of whom `hops` does not tell, and forgets
 /// those that are no peers.
-pub(super) async fn find(hops: &mut Hops, table: &Table, from: SocketAddrV4) -> netlink::Result {
+pub(super) async fn find(hops: &mut Hops, table: &Table, from: SocketAddr) -> netlink::Result {
+    let at_v4 = |peer: &Arc<Peer>| Ipv4Addr::of(peer.address.ip()).zip(Some(peer.address));
     let peers = table.peers().iter();
-    let mut wanted: BTreeMap<_, _> = peers.map(|peer| (*peer.address.ip(), peer.address)).collect();
+    let mut wanted: BTreeMap<_, _> = peers.filter_map(at_v4).collect();
     hops.retain(|address, _| wanted.contains_key(address));
     wanted.retain(|address, _| !hops.contains_key(address));
     let ask = async |(address, peer)| (address, netlink::path_of_datagram(from, peer).await);

@@ -27,7 +27,7 @@ struct World {
     truths: Vec<Truth>,
     start: Instant,
     now: Instant,
-    flying: Vec<(Instant, Ipv4Addr, u16)>,
+    flying: Vec<(Instant, IpAddr, u16)>,
     random: fastrand::Rng,
     probes: usize,
 }
@@ -36,7 +36,7 @@ impl World {
     fn new(truths: Vec<Truth>, seed: u64) -> Self {
         let start = Instant::now();
         Self {
-            paths: Paths::new(CEILING, seed),
+            paths: Paths::new(CEILING, 28, seed),
             truths,
             start,
             now: start,
@@ -46,12 +46,12 @@ impl World {
         }
     }
 
-    fn target(index: usize) -> Ipv4Addr {
-        Ipv4Addr::new(10, 5, index as u8, 0)
+    fn target(index: usize) -> IpAddr {
+        IpAddr::from([10, 5, index as u8, 0])
     }
 
-    fn endpoint(index: usize) -> SocketAddrV4 {
-        SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, index as u8), 8285)
+    fn endpoint(index: usize) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, index as u8], 8285))
     }
 
     /// What the narrowest path takes.
@@ -85,7 +85,8 @@ impl World {
             self.probes += probes.len();
             for probe in probes {
                 assert!(probe.bytes <= CEILING && probe.bytes >= NARROWEST_BYTES, "{probe:?}");
-                let truth = self.truths[usize::from(probe.target.octets()[2])];
+                let IpAddr::V4(target) = probe.target else { panic!("of IPv6") };
+                let truth = self.truths[usize::from(target.octets()[2])];
                 let is_lost = self.random.u8(..) < truth.lost
                     || (probe.bytes > 1000 && self.random.u8(..) < truth.lost_long);
                 if truth.answers && !is_lost && probe.bytes <= truth.takes_bytes {
@@ -118,7 +119,8 @@ fn twin(truths: &[Truth]) -> Option<u16> {
         let takes = |bytes: &u16| *bytes <= truth.takes_bytes;
         let known = truth.answers && truth.takes_bytes >= NARROWEST_BYTES;
         let narrow = known && truth.takes_bytes < CEILING;
-        narrow.then(|| USUAL_BYTES.into_iter().filter(takes).max()).flatten()
+        let usual = USUAL_BYTES.into_iter().map(|bytes| bytes - 28);
+        narrow.then(|| usual.filter(takes).max()).flatten()
     };
     truths.iter().filter_map(of_one).min()
 }

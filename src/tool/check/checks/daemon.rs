@@ -119,8 +119,10 @@ pub(super) fn tunnel_port(facts: &Facts) -> Checked {
     let own = facts.tunnel_address();
     let is_in_the_way = |socket: &&UdpSocket| {
         let UdpSocket { address, .. } = *socket;
+        let is_of_family = own.is_none_or(|own| own.is_ipv4() == address.is_ipv4());
+        let takes_all = address.is_unspecified() && (address.is_ipv6() || is_of_family);
         let conflicts = own.is_none_or(|own| own == *address) && !address.is_loopback();
-        socket.port == port && (address.is_unspecified() || conflicts)
+        socket.port == port && (takes_all || conflicts)
     };
     let is_ours = |socket: &UdpSocket| {
         let is_daemon = |(pid, _): &(u32, String)| {

@@ -13,7 +13,7 @@ use crate::failure::with_causes;
 use crate::host::interface::{ExternalInterface, InterfaceError, select};
 use crate::host::listing::Listing;
 use crate::host::state::{Address, KernelFamily, Link, NextHop, Route, RouteKind, RouteProtocol};
-use crate::route::{Families, Prefix};
+use crate::route::{Families, IpAddress, Prefix};
 use crate::stats::DropReason;
 use crate::status::LeaseIpv4;
 
@@ -91,7 +91,7 @@ pub(super) fn external(facts: &Facts) -> Checked {
     let Some(first) = own.peek().copied() else {
         return failed(format!("{name} has no IPv4 address"), "Give it one.");
     };
-    let wanted = facts.tunnel_address().unwrap_or(first);
+    let wanted = facts.tunnel_address().and_then(Ipv4Addr::of).unwrap_or(first);
     if own.any(|address| address == wanted) {
         return Ok(format!("{name} with {wanted}"));
     }
@@ -125,15 +125,15 @@ pub(super) fn external_link(facts: &Facts) -> Checked {
 pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
     facts.answered()?;
     facts.host()?;
+    let to_v6 = Ipv6Addr::HEADER_BYTES - Ipv4Addr::HEADER_BYTES;
     let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
+    let is_over_ipv6 = facts.tunnel_address().is_some_and(|address| address.is_ipv6());
+    let overhead = overhead + if is_over_ipv6 { to_v6 } else { 0 };
     // With vxlan IPv6 has a device of its own.
     let carries_both = facts.lease().is_some_and(|lease| lease.ipv6.is_some())
         && facts.backend().is_some_and(|kind| !kind.has_ipv6_underlay());
     let of_v4 = facts.device().map(|name| device_mtu(facts, name, overhead, carries_both));
-    let of_v6 = facts.ipv6_device().map(|name| {
-        let overhead = overhead - Ipv4Addr::HEADER_BYTES + Ipv6Addr::HEADER_BYTES;
-        device_mtu(facts, name, overhead, true)
-    });
+    let of_v6 = facts.ipv6_device().map(|name| device_mtu(facts, name, overhead + to_v6, true));
     let none = || skipped("the backend has no device of its own, or not yet");
     together(of_v4, of_v6).unwrap_or_else(none)
 }

@@ -3,7 +3,7 @@
 mod families;
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use rustix::thread::CapabilitySet;
@@ -237,7 +237,7 @@ fn before_start() -> Facts {
 }
 
 fn socket(address: [u8; 4], pid: u32) -> UdpSocket {
-    let (address, holders) = (Ipv4Addr::from(address), vec![(pid, "program".to_owned())]);
+    let (address, holders) = (IpAddr::from(address), vec![(pid, "program".to_owned())]);
     UdpSocket { address, port: 8285, holders }
 }
 

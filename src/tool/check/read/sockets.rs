@@ -1,26 +1,20 @@
 //! UDP sockets of this network namespace, and the processes that have them.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
-
 use procfs::process::FDTarget;
+use std::collections::BTreeMap;
 
 use super::process::all;
 use crate::tool::check::facts::UdpSocket;
 
 pub(super) fn read() -> Option<Vec<UdpSocket>> {
     let sockets = procfs::net::udp().ok()?;
-    // Only its wildcard takes IPv4 as well, and not always; a host without IPv6 has no file.
+    // A host without IPv6 has no file.
     let sockets = sockets.into_iter().chain(procfs::net::udp6().unwrap_or_default());
     let holders = holders();
-    let sockets = sockets.filter_map(|entry| {
-        let address = match entry.local_address.ip() {
-            IpAddr::V4(address) => address,
-            IpAddr::V6(address) if address.is_unspecified() => Ipv4Addr::UNSPECIFIED,
-            IpAddr::V6(_) => return None,
-        };
+    let sockets = sockets.map(|entry| {
+        let (address, port) = (entry.local_address.ip(), entry.local_address.port());
         let holders = holders.get(&entry.inode).cloned().unwrap_or_default();
-        Some(UdpSocket { address, port: entry.local_address.port(), holders })
+        UdpSocket { address, port, holders }
     });
     Some(sockets.collect())
 }
@@ -40,7 +34,7 @@ fn holders() -> BTreeMap<u64, Vec<(u32, String)>> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::net::{Ipv4Addr, UdpSocket};
 
     use super::*;
 

@@ -1,0 +1,41 @@
+//! What differs by family in the tunnel of a host: its end, its subnets, and the routes to peers.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::backend::setup::Setup;
+use crate::forward::{Leased, LeasedFamilies};
+use crate::host::interface::ExternalInterface;
+use crate::host::mtu::IPV6_MTU_BYTES_MIN;
+use crate::route::{Families, Prefix, Prefixes, Table};
+
+/// What this host has of each family.
+pub(super) fn leased(setup: &Setup) -> Option<LeasedFamilies> {
+    let v4 = setup.networks.v4().zip(setup.subnets.v4());
+    let v6 = setup.networks.v6().zip(setup.subnets.v6());
+    let v4 = v4.map(|(network, subnet)| Leased { network, subnet });
+    Families::new(v4, v6.map(|(network, subnet)| Leased { network, subnet }))
+}
+
+/// The tunnel's end on this interface, over IPv6 or IPv4.
+pub(super) fn underlay(external: &ExternalInterface, is_ipv6: bool) -> Option<IpAddr> {
+    if is_ipv6 {
+        external.v6().map(|v6| v6.address.into())
+    } else {
+        external.v4().map(|v4| v4.address.into())
+    }
+}
+
+/// What paths take less than the device, by the subnets at their ends. A route of IPv6 has no MTU
+/// below its least: what is longer than its path goes without Don't Fragment, and routers on the
+/// way may fragment it.
+pub(super) fn limits_of(
+    limits: &BTreeMap<Prefixes, u16>,
+    table: &Table,
+) -> (BTreeMap<Prefix, u16>, BTreeMap<Prefix<Ipv6Addr>, u16>) {
+    let peers = table.peers().iter().map(|peer| peer.subnets);
+    let narrow = peers.filter_map(|it| Some((it, *limits.get(&it.first())?)));
+    let v4 = narrow.clone().filter_map(|(it, bytes)| Some((it.v4()?, bytes)));
+    let v6 = narrow.filter_map(|(it, bytes)| Some((it.v6()?, bytes.max(IPV6_MTU_BYTES_MIN))));
+    (v4.collect(), v6.collect())
+}
