@@ -10,7 +10,7 @@ use crate::backend::status::Workers;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::control::error::field_of;
 use crate::control::lease::{Lease, Lifetime};
-use crate::control::status::Names;
+use crate::control::status::{ControlState, Names};
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
 use crate::route::{self, Prefixes};
@@ -27,11 +27,11 @@ const WITHOUT_IPV4: &str = "its lease has no subnet of the IPv4 network, or no P
 /// Subnets that are listed of leases that name one address: for the usual causes two.
 const SHARED_SHOWN_MAX: usize = 4;
 
-/// The rows, in the order of the subnets, with `names` where the leases have none.
-pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
+/// The rows, in the order of the subnets, with names where the leases have none.
+pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
     let leases: Vec<_> = leases.values().collect();
-    let rows = leases.iter().map(|lease| bare(lease, names, running.kind));
+    let rows = leases.iter().map(|lease| bare(lease, &control.names, running.kind));
     let mut rows: Vec<_> = rows.collect();
     let reachability = running.view.reachability.borrow().clone();
     match &running.view.workers {
@@ -92,7 +92,21 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
         }
     }
     note_shared(&mut rows, &leases, running.kind);
+    note_unused(&mut rows, &leases, &control.unused);
     rows
+}
+
+/// Says of leases of which a part is not used why it isn't.
+fn note_unused(rows: &mut [Peer], leases: &[&Lease], unused: &BTreeMap<String, String>) {
+    for (row, lease) in rows.iter_mut().zip(leases) {
+        unused.get(&lease.key).into_iter().for_each(|why| note(row, why));
+    }
+}
+
+/// Adds something to what is said of a peer.
+fn note(row: &mut Peer, text: &str) {
+    let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
+    row.why = Some(before + text);
 }
 
 /// Says of leases that name one address that they do, for all else that is known is of that
@@ -106,9 +120,7 @@ fn note_shared(rows: &mut [Peer], leases: &[&Lease], kind: BackendKind) {
     let notes: BTreeMap<_, _> =
         by_host.into_iter().map(|(host, sharing)| (host, shared(host, &sharing, kind))).collect();
     for (row, lease) in rows.iter_mut().zip(leases) {
-        let Some(note) = notes.get(&lease.attributes.node_address()) else { continue };
-        let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
-        row.why = Some(before + note);
+        notes.get(&lease.attributes.node_address()).into_iter().for_each(|why| note(row, why));
     }
 }
 
@@ -249,6 +261,19 @@ mod tests {
         let many: Vec<_> = many.iter().map(|subnet| (subnet.as_str(), 1, one)).collect();
         let why = rows(&many, BackendKind::Udp)[5].why.clone().unwrap();
         assert!(why.contains("10.5.4.0/24") && !why.contains("10.5.5.0/24"), "{why}");
+    }
+
+    #[test]
+    fn a_peer_of_which_a_part_is_not_used_says_why() {
+        let subnets: Prefixes = "10.5.9.0/24".parse().unwrap();
+        let attributes = LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 9));
+        let key = "10.5.9.0-24&fd00:5:0:9::-64".to_owned();
+        let lease = Lease { key, ..Lease::reservation(subnets, attributes) };
+        let mut rows = vec![bare(&lease, &Names::default(), BackendKind::Udp)];
+        note_unused(&mut rows, &[&lease], &BTreeMap::from([(lease.key.clone(), "x".into())]));
+        assert_eq!(rows[0].why.as_deref(), Some("x"));
+        note_unused(&mut rows, &[&lease], &BTreeMap::from([("another".into(), "y".into())]));
+        assert_eq!(rows[0].why.as_deref(), Some("x"), "another peer's trouble");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::backend::status::{PlaneState, Workers};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
-use crate::control::status::{ControlStatus, Names};
+use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::http::{self, Reply};
@@ -98,8 +98,8 @@ impl Report {
                 Some(http::json(&Config { schema: SCHEMA, settings }))
             }
             "/peers" => {
-                let names = self.control.read().names;
-                let rows = |running| peer_rows::of(running, &names);
+                let control = self.control.read();
+                let rows = |running| peer_rows::of(running, &control);
                 let peers = self.running.get().map(rows).unwrap_or_default();
                 Some(http::json(&Peers { schema: SCHEMA, peers }))
             }
@@ -138,7 +138,7 @@ impl Report {
                 status.start = Some(Start { step, hindrance: control.start_hindrance });
             }
             Some(running) => {
-                add_running(&mut status, running, &control.names, &self.looks);
+                add_running(&mut status, running, &control, &self.looks);
                 status.carrier_lost_lately = self.carrier_losses.lately();
                 for (worker, times) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
                     [worker.ran_seconds, worker.waited_seconds] =
@@ -201,7 +201,7 @@ fn lease(running: &Running, plane: &PlaneState) -> Lease {
     Lease { network, subnet, public_ip, mtu_bytes: plane.mtu_bytes, ipv6 }
 }
 
-fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &DropLooks) {
+fn add_running(status: &mut Status, running: &Running, control: &ControlState, looks: &DropLooks) {
     let plane = running.view.state.borrow().clone();
     status.lease = Some(lease(running, &plane));
     status.device_drops = device_drops(&plane);
@@ -211,7 +211,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Dr
         kept: *state.borrow(),
     });
     status.guard = running.guard.as_ref().map(|state| state.borrow().clone());
-    status.routes = peer_rows::of(running, names);
+    status.routes = peer_rows::of(running, control);
     for peer in &status.routes {
         *status.peer_states.entry(peer.state).or_default() += 1;
     }
