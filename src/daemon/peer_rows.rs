@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
-use crate::backend::status::Workers;
+use crate::backend::status::{Unusable, Workers};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::control::error::field_of;
 use crate::control::lease::{Lease, Lifetime};
@@ -91,15 +91,24 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
             }
         }
     }
+    let unusable = running.view.state.borrow().unusable.clone();
+    note_unused(&mut rows, &leases, &control.unused, &unusable);
     note_shared(&mut rows, &leases, running.kind);
-    note_unused(&mut rows, &leases, &control.unused);
     rows
 }
 
-/// Says of leases of which a part is not used why it isn't.
-fn note_unused(rows: &mut [Peer], leases: &[&Lease], unused: &BTreeMap<String, String>) {
+/// Says of leases that are not used, or of which a part isn't, why: what was `unused` of the
+/// store's entries, and what the backend found `unusable`.
+fn note_unused(
+    rows: &mut [Peer],
+    leases: &[&Lease],
+    unused: &BTreeMap<String, String>,
+    unusable: &Unusable,
+) {
     for (row, lease) in rows.iter_mut().zip(leases) {
-        unused.get(&lease.key).into_iter().for_each(|why| note(row, why));
+        let cause = unusable.get(&lease.subnets);
+        row.why.take_if(|_| cause.is_some() && row.state == PeerState::NotSetUp);
+        cause.into_iter().chain(unused.get(&lease.key)).for_each(|why| note(row, why));
     }
 }
 
@@ -269,11 +278,22 @@ mod tests {
         let attributes = LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 9));
         let key = "10.5.9.0-24&fd00:5:0:9::-64".to_owned();
         let lease = Lease { key, ..Lease::reservation(subnets, attributes) };
-        let mut rows = vec![bare(&lease, &Names::default(), BackendKind::Udp)];
-        note_unused(&mut rows, &[&lease], &BTreeMap::from([(lease.key.clone(), "x".into())]));
-        assert_eq!(rows[0].why.as_deref(), Some("x"));
-        note_unused(&mut rows, &[&lease], &BTreeMap::from([("another".into(), "y".into())]));
-        assert_eq!(rows[0].why.as_deref(), Some("x"), "another peer's trouble");
+        let why = |unused: &str, unusable: &str, state| {
+            let mut row = bare(&lease, &Names::default(), BackendKind::Vxlan);
+            row.state = state;
+            row.why = Some("general".to_owned());
+            let mut rows = [row];
+            let unused = BTreeMap::from([(unused.to_owned(), "x".to_owned())]);
+            let unusable = Unusable::from([(unusable.parse().unwrap(), "y".to_owned())]);
+            note_unused(&mut rows, &[&lease], &unused, &unusable);
+            let [row] = rows;
+            row.why.unwrap()
+        };
+        let (own, other) = ("10.5.9.0/24", "10.5.8.0/24");
+        assert_eq!(why("another", other, PeerState::NotSetUp), "general");
+        assert_eq!(why(&lease.key, other, PeerState::Ok), "general. x");
+        assert_eq!(why("another", own, PeerState::NotSetUp), "y", "the cause that the log has");
+        assert_eq!(why(&lease.key, own, PeerState::Ok), "general. y. x");
     }
 
     #[test]

@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6530, 67358),
+    ("backend", 6585, 68229),
     ("bin", 15, 144),
     ("config", 1766, 18215),
-    ("daemon", 3659, 37819),
+    ("daemon", 3670, 37900),
     ("control", 5863, 59263),
     ("device", 485, 5224),
     ("engine", 1846, 17249),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 249, 2205),
     ("status", 598, 4406),
     ("sys", 1205, 12808),
-    ("tool", 5667, 62064),
+    ("tool", 5676, 62193),
 ];
 
 /// Lines and tokens.

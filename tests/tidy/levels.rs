@@ -74,7 +74,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["host_gw", "extension/hosts", "vxlan/owner"],
             &["udp/fallback", "udp/peers", "udp/team"],
             &["extension", "kernel_health", "vxlan", "udp/open", "udp/prober"],
-            &["kernel_tables", "udp/kernel_plane"],
+            &["flaws", "kernel_tables", "udp/kernel_plane"],
             &["kernel", "udp/tunnel"],
             &["udp"],
             &["running"],

@@ -10,7 +10,7 @@ use tracing::debug;
 
 use crate::backend::status::log_changes;
 use crate::control::lease::{Lease, Peers, RawJson};
-use crate::route::{Peer, Prefix, SOURCE_PORTS, Table};
+use crate::route::{Peer, Prefixes, SOURCE_PORTS, Table};
 
 /// The table of these leases of all other nodes, after the one `before`. Peers whose subnet and
 /// endpoint are unchanged keep their identity, so what the worker learnt about them survives.
@@ -54,8 +54,10 @@ pub(super) fn next_table(before: &Table, leases: &Peers, port: u16) -> Table {
     next
 }
 
-fn addresses(table: &Table) -> BTreeMap<Prefix, SocketAddrV4> {
-    table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect()
+fn addresses(table: &Table) -> BTreeMap<Prefixes, SocketAddrV4> {
+    let subnets = |peer: &Peer| [Some(peer.subnet.into()), peer.subnet_v6.map(Prefixes::from)];
+    let each = table.peers().iter().map(|peer| (subnets(peer), peer.address));
+    each.flat_map(|(subnets, at)| subnets.into_iter().flatten().map(move |it| (it, at))).collect()
 }
 
 /// What a udp node says of its dataplane beside flannel's attributes, which flannel ignores: its
@@ -124,7 +126,6 @@ mod tests {
 
     use super::*;
     use crate::control::lease::{LeaseAttributes, Lifetime};
-    use crate::route::Prefixes;
 
     fn lease(subnet: &str, public_ip: [u8; 4], backend_type: &str) -> (Prefixes, Lease) {
         let subnets: Prefixes = subnet.parse().unwrap();
@@ -153,6 +154,18 @@ mod tests {
         assert_eq!(table.peers().len(), 1, "a vxlan node would never answer on the tunnel port");
         let peer = table.lookup(Ipv4Addr::new(10, 5, 1, 9)).unwrap();
         assert_eq!(peer.address.to_string(), "192.0.2.1:8285");
+    }
+
+    #[test]
+    fn a_change_of_a_peers_ipv6_subnet_is_seen() {
+        let with = |v6: &str| {
+            let (subnets, mut lease) = lease(&format!("10.5.1.0/24{v6}"), [192, 0, 2, 1], "");
+            lease.attributes.backend_v6_data = announcement_v6(true);
+            let table = next_table(&Table::provisional(), &Peers::from([(subnets, lease)]), 8285);
+            addresses(&table).keys().map(Prefixes::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(with(""), ["10.5.1.0/24"]);
+        assert_eq!(with(",fd00:5:0:1::/64"), ["fd00:5:0:1::/64", "10.5.1.0/24"]);
     }
 
     #[test]
