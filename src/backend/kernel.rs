@@ -15,7 +15,7 @@ use crate::backend::family::CarriedFamily;
 use crate::backend::host_gw;
 use crate::backend::kernel_health::KernelHealth;
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
-use crate::backend::setup::{INTERFACE_PERIOD, Setup};
+use crate::backend::setup::{INTERFACE_PERIOD, Setup, of_link_alone};
 use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::vxlan::{VxlanDevice, VxlanReserved};
 use crate::backend_kind::BackendKind;
@@ -172,7 +172,7 @@ impl KernelBackend {
         if let Some(peers) = peers {
             self.follow_peers(peers, &made, &lacking_v6);
         }
-        let lost_v6 = self.host.lost_v6_address();
+        let lost_v6 = self.host.lost_v6_address().or_else(|| self.of_link_alone());
         match &lost_v6 {
             Some(lost) => self.v6.log("lost", lost),
             None => self.v6.forget("lost"),
@@ -182,6 +182,18 @@ impl KernelBackend {
         let wrong = wrong.or_else(|| made_v6.as_ref().err().map(why));
         self.reporter.state(|state| (state.is_up, state.wrong) = (true, wrong));
         Ok(made.is_complete() & made_v6?.is_complete())
+    }
+
+    /// That the interface has only an IPv6 address that peers are not told.
+    fn of_link_alone(&self) -> Option<String> {
+        let external = self.host.external();
+        let address = of_link_alone(&self.means.leased_as().into(), external)?;
+        Some(format!(
+            "{} has no IPv6 address but {address}, which is of the link alone: peers are told \
+             none, and send no IPv6 here. Give it another; with --follow-address=false restart \
+             weftd then",
+            external.name
+        ))
     }
 
     /// Reports the peers as what was made leaves them; of IPv6, these lack theirs.

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::backend::peer::state::Reachability;
-use crate::backend::setup::Setup;
+use crate::backend::setup::{Setup, public_ipv6};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::failure::lock;
@@ -221,11 +221,11 @@ impl Reporter {
     /// Reports the external interface, as it is now, and the overlay's MTU over it.
     pub(super) fn follow(&self, external: &ExternalInterface, mtu_bytes: u32) {
         let public_ip = external.v4().map(|v4| v4.public_address);
-        let public_ipv6 = external.v6().map(|v6| v6.public_address);
         // Told again if only the address behind it changed, which is another than the PublicIP if
         // that is `--public-ip`: connections are bound to that.
         let is_elsewhere = self.state.borrow().external.address() != external.address();
         self.attributes.send_if_modified(|published| {
+            let public_ipv6 = public_ipv6(&published.backend_type, external);
             is_elsewhere
                 | (std::mem::replace(&mut published.public_ip, public_ip) != public_ip)
                 | (std::mem::replace(&mut published.public_ipv6, public_ipv6) != public_ipv6)

@@ -11,6 +11,7 @@ use hyper::StatusCode;
 use tokio::time::sleep;
 use tracing::info;
 
+use crate::backend::setup::public_ipv6;
 use crate::backend::status::{PlaneState, Workers};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
@@ -190,11 +191,11 @@ impl Report {
 
 fn lease(running: &Running, plane: &PlaneState) -> Lease {
     let Running { networks, subnets, .. } = running;
-    let (v4, v6) = (plane.external.v4(), plane.external.v6());
+    let v4 = plane.external.v4();
     let ipv6 = networks.v6().zip(subnets.v6()).map(|(network, subnet)| LeaseIpv6 {
         network,
         subnet,
-        public_ip: v6.map(|v6| v6.public_address),
+        public_ip: public_ipv6(&running.kind.into(), &plane.external),
     });
     let (network, subnet) = networks.v4().zip(subnets.v4()).unzip();
     let public_ip = subnet.and(v4).map(|v4| v4.public_address);

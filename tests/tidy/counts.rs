@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 512, 4377),
-    ("backend", 6585, 68229),
+    ("backend", 6604, 68454),
     ("bin", 15, 144),
     ("config", 1766, 18215),
     ("daemon", 3670, 37900),

@@ -238,6 +238,39 @@ fn vxlan_follows_a_changed_address_of_ipv6() {
 }
 
 #[test]
+fn beside_ipv4_an_address_of_the_link_alone_is_told_to_nobody() {
+    let (dir, lab) = (tempfile::tempdir().unwrap(), lab());
+    let store = local_store(dir.path(), &config("vxlan"));
+    let wire = |words: &[&str]| {
+        lab.hosts[1].exec(&[&["ip", "-6", "address"], words, &["dev", "wire0"]].concat());
+    };
+    wire(&["flush"]);
+    wire(&["add", "fe80::2/64", "nodad"]);
+    let nodes = [0, 1].map(|host| start(&lab, dir.path(), host, &store));
+    let pods = [0, 1].map(|host| connect(&lab, host, &nodes[host]));
+    lab.connect_pods([&nodes[0].lease, &nodes[1].lease]);
+    let of_second = format!("{}-24&", nodes[1].lease.network());
+    let value = || {
+        let leases = std::fs::read_dir(dir.path().join("store/subnets")).unwrap();
+        let mut leases = leases.map(|it| it.unwrap().path());
+        let second = leases.find(|it| it.to_str().is_some_and(|path| path.contains(&of_second)));
+        std::fs::read_to_string(second.unwrap()).unwrap()
+    };
+    let status = || Status::of(&dir.path().join("h1")).0;
+    let wrong = || status()["dataplane_wrong"].as_str().unwrap_or_default().to_owned();
+    wait_until(SOON, "the status names the address", || wrong().contains("fe80::2"));
+    assert!(value().contains(r#""PublicIPv6":null"#), "{}", value());
+    assert!(status()["lease"]["ipv6"]["public_ip"].is_null(), "{}", status());
+    wait_until(SOON, "IPv4 is carried", || lab.ping(0, nodes[1].lease.pod_address(), 1400));
+    wire(&["add", "fd99::2/64", "nodad"]);
+    for (own, other) in [(0, 1), (1, 0)] {
+        wait_for_pings(&lab, own, &pods[other], PAYLOAD_BYTES);
+    }
+    assert!(value().contains(r#""PublicIPv6":"fd99::2""#), "{}", value());
+    wait_until(SOON, "the status is well again", || wrong().is_empty());
+}
+
+#[test]
 fn vxlan_peers_of_one_family_get_that_alone() {
     let pair = Pair::start(&config("vxlan"));
     let data = |last: &str| format!(r#"{{"VNI":1,"VtepMAC":"0a:00:00:00:00:{last}"}}"#);
