@@ -141,6 +141,9 @@ impl Report {
             Some(running) => {
                 add_running(&mut status, running, &control, &self.looks);
                 status.carrier_lost_lately = self.carrier_losses.lately();
+                let mut flags = self.settings.iter().filter(|_| running.view.workers.is_some());
+                let check = flags.find(|flag| flag.name == "peer-check");
+                status.peer_check = check.map(|flag| flag.value.clone());
                 for (worker, times) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
                     [worker.ran_seconds, worker.waited_seconds] =
                         times.map(|time| Some(time.as_secs_f64()));

@@ -142,7 +142,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["cleanup", "drops", "echo", "table"],
             &["config", "explain/family", "explain/kernel", "lease", "peers"],
             &["explain", "ping/conclusions"],
-            &["ping", "status"],
+            &["explain/unleased", "ping", "status"],
             &["cluster", "check/finding", "check/firewall", "check/read/arp"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],
             &["check/checks/network", "check/read/endpoints", "check/read/process"],
