@@ -146,6 +146,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["cluster", "check/finding", "check/firewall", "check/read/arp"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],
             &["check/checks/network", "check/read/endpoints", "check/read/process"],
+            &["check/checks/routes"],
             &["check/checks/kernel", "check/read/sockets"],
             &["check/checks/daemon", "check/checks/process"],
             &["check/checks/ways"],
