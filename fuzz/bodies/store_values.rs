@@ -36,7 +36,8 @@ fn lease(data: &[u8]) {
     // A value filled to the limit may have no room for our spelling.
     let Ok(written) = attributes.to_json() else { return };
     let again = LeaseAttributes::from_json(&written).expect("what was written can be read");
-    assert_eq!(again, attributes);
+    // What is no address is not written again.
+    assert_eq!(again, LeaseAttributes { unreadable_ipv6: None, ..attributes });
 }
 
 fn free<A: ConfigFamily>(range: &SubnetRange<A>) {

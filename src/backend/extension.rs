@@ -179,7 +179,7 @@ async fn follow_leases(
             Some(()) = OptionFuture::from(retry_at.map(sleep_until)) => {}
             Some(()) = OptionFuture::from(report_at.map(sleep_until)) => {
                 report_at = None;
-                reporter.hosts(hosts.applied(), hosts.failed());
+                reporter.hosts(hosts.applied(), hosts.done(), hosts.failed());
             }
         }
     }

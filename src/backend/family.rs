@@ -15,6 +15,8 @@ pub const VXLAN_NAMES: [&str; 2] = ["flannel.", "flannel-v6."];
 pub(super) trait CarriedFamily: KernelFamily {
     /// Its name.
     const NAME: &'static str;
+    /// What a lease's value calls [`Self::host`].
+    const HOST_FIELD: &'static str;
     /// Which of [`VXLAN_NAMES`].
     const VXLAN_NAME: &'static str;
 
@@ -33,6 +35,12 @@ pub(super) trait CarriedFamily: KernelFamily {
     /// What was listed.
     fn found(listing: &Listing) -> FamilyListing<'_, Self>;
 
+    /// Why nobody reaches the subnet that a node has, if that is for want of an address.
+    fn without_host(lease: &Lease) -> Option<String> {
+        let is_lost = Self::subnet(lease).is_some() && Self::host(&lease.attributes).is_none();
+        is_lost.then(|| format!("{} names no {} of a host", lease.subnets, Self::HOST_FIELD))
+    }
+
     /// A peer's subnet and its host, if it has both.
     fn peer(lease: &Lease) -> Option<(Prefix<Self>, Self)> {
         Self::subnet(lease).zip(Self::host(&lease.attributes))
@@ -41,6 +49,7 @@ pub(super) trait CarriedFamily: KernelFamily {
 
 impl CarriedFamily for Ipv4Addr {
     const NAME: &'static str = "IPv4";
+    const HOST_FIELD: &'static str = "PublicIP";
     const VXLAN_NAME: &'static str = VXLAN_NAMES[0];
 
     fn own(external: &ExternalInterface) -> Option<Self> {
@@ -52,7 +61,7 @@ impl CarriedFamily for Ipv4Addr {
     }
 
     fn host(attributes: &LeaseAttributes) -> Option<Self> {
-        attributes.public_ip
+        attributes.public_ip.filter(|address| address.is_of_host())
     }
 
     fn data(attributes: &LeaseAttributes) -> Option<&RawJson> {
@@ -66,6 +75,7 @@ impl CarriedFamily for Ipv4Addr {
 
 impl CarriedFamily for Ipv6Addr {
     const NAME: &'static str = "IPv6";
+    const HOST_FIELD: &'static str = "PublicIPv6";
     const VXLAN_NAME: &'static str = VXLAN_NAMES[1];
 
     fn own(external: &ExternalInterface) -> Option<Self> {

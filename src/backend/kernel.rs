@@ -15,7 +15,7 @@ use crate::backend::family::CarriedFamily;
 use crate::backend::host_gw;
 use crate::backend::kernel_health::KernelHealth;
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
-use crate::backend::setup::{INTERFACE_PERIOD, Setup};
+use crate::backend::setup::{INTERFACE_PERIOD, Setup, of_link_alone};
 use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::vxlan::{VxlanDevice, VxlanReserved};
 use crate::backend_kind::BackendKind;
@@ -161,12 +161,18 @@ impl KernelBackend {
         let all = || goal.leases.unwrap_or_default().iter().filter_map(|it| Ipv6Addr::subnet(it));
         let lacking_v6 = made_v6.as_ref().map_or_else(|_| all().collect(), Made::lacking);
         let mut unusable = made.unusable.clone();
-        unusable.extend(made_v6.iter().flat_map(|made| made.unusable.clone()));
-        self.reporter.count(|done| done.leases_unusable = unusable.len() as u64);
+        for (subnets, why) in made_v6.iter().flat_map(|made| made.unusable.clone()) {
+            let both = |all: &mut String| *all += &format!("; {why}");
+            unusable.entry(subnets).and_modify(both).or_insert(why);
+        }
+        self.reporter.state(|state| {
+            state.done.leases_unusable = unusable.len() as u64;
+            state.unusable = Arc::new(unusable);
+        });
         if let Some(peers) = peers {
             self.follow_peers(peers, &made, &lacking_v6);
         }
-        let lost_v6 = self.host.lost_v6_address();
+        let lost_v6 = self.host.lost_v6_address().or_else(|| self.of_link_alone());
         match &lost_v6 {
             Some(lost) => self.v6.log("lost", lost),
             None => self.v6.forget("lost"),
@@ -178,6 +184,18 @@ impl KernelBackend {
         Ok(made.is_complete() & made_v6?.is_complete())
     }
 
+    /// That the interface has only an IPv6 address that peers are not told.
+    fn of_link_alone(&self) -> Option<String> {
+        let external = self.host.external();
+        let address = of_link_alone(&self.means.leased_as().into(), external)?;
+        Some(format!(
+            "{} has no IPv6 address but {address}, which is of the link alone: peers are told \
+             none, and send no IPv6 here. Give it another; with --follow-address=false restart \
+             weftd then",
+            external.name
+        ))
+    }
+
     /// Reports the peers as what was made leaves them; of IPv6, these lack theirs.
     fn follow_peers(
         &mut self,
@@ -187,28 +205,33 @@ impl KernelBackend {
     ) {
         let mut hosts: BTreeMap<_, _> = peers.values().filter_map(Ipv4Addr::peer).collect();
         hosts.retain(|subnet, _| self.v4.set.contains_key(subnet));
-        // Of peers with both families the way of IPv4 is asked for and told.
-        let others = peers.values().filter(|lease| lease.subnets.v4().is_none());
-        let mut others: BTreeMap<_, _> = others.filter_map(Ipv6Addr::peer).collect();
-        others.retain(|subnet, _| self.v6.set.contains_key(subnet));
+        let mut hosts_v6: BTreeMap<_, _> = peers.values().filter_map(Ipv6Addr::peer).collect();
+        hosts_v6.retain(|subnet, _| self.v6.set.contains_key(subnet));
         if let Some(health) = &mut self.health {
             let external = self.host.external();
             let own = self.v4.own(external).chain(self.v6.own(external));
-            let (v4, v6) = ((&self.v4.set, hosts.clone()), (&self.v6.set, others.clone()));
+            // Of peers with both families the way of IPv4 is asked for.
+            let others = peers.values().filter(|lease| lease.subnets.v4().is_none());
+            let others: BTreeSet<_> = others.filter_map(Ipv6Addr::subnet).collect();
+            let others_v6 = hosts_v6.iter().filter(|(subnet, _)| others.contains(subnet));
+            let others_v6 = others_v6.map(|(subnet, host)| (*subnet, *host)).collect();
+            let (v4, v6) = ((&self.v4.set, hosts.clone()), (&self.v6.set, others_v6));
             health.follow(&v4, &v6, own.collect(), external.index);
         }
         hosts.retain(|subnet, _| !made.removed.contains(subnet));
         let lacking = made.lacking();
         let mut all: PeerHosts =
             hosts.into_iter().map(|(subnet, host)| (subnet.into(), host.into())).collect();
-        others.retain(|subnet, _| !lacking_v6.contains(subnet));
-        all.extend(others.into_iter().map(|(subnet, host)| (subnet.into(), IpAddr::V6(host))));
+        hosts_v6.retain(|subnet, _| !lacking_v6.contains(subnet));
+        all.extend(hosts_v6.into_iter().map(|(subnet, host)| (subnet.into(), IpAddr::V6(host))));
         let lacks = |lease: &&Lease| {
             let (v4, v6) = (lease.subnets.v4(), lease.subnets.v6());
             v4.is_some_and(|it| lacking.contains(&it))
                 || v6.is_some_and(|it| lacking_v6.contains(&it))
         };
-        self.reporter.hosts(all, peers.values().filter(lacks).count());
+        let is_set_up = |lease: &&Lease| all.contains_key(&lease.subnets.first());
+        let done = peers.values().filter(is_set_up).count();
+        self.reporter.hosts(all, done, peers.values().filter(lacks).count());
     }
 
     /// The backend in one line, for the log and the status, and the overlay's MTU: what packets of

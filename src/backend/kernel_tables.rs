@@ -9,8 +9,8 @@ use tracing::warn;
 
 use crate::backend::family::CarriedFamily;
 use crate::backend::host_gw;
-use crate::backend::status::Reporter;
-use crate::backend::vxlan::{Unusable, VxlanDevice};
+use crate::backend::status::{Reporter, Unusable};
+use crate::backend::vxlan::VxlanDevice;
 use crate::control::lease::Lease;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
@@ -95,11 +95,15 @@ impl<A: CarriedFamily> FamilyTables<A> {
         let (mut device, mut ways, mut entries) = (None, Ways::new(), Vec::new());
         if let Some(vxlan) = &mut self.device {
             let it = vxlan.ensure(host, listing, reporter).await?;
-            (ways, made.unusable) = vxlan.ways(leases, &it.link).await;
+            (ways, made.unusable) = vxlan.ways(leases.clone(), &it.link).await;
             entries = neighbours::entries(&it.link).await?;
             device = Some(it);
         } else if goal.has_routes {
-            ways = host_gw::ways(leases.filter_map(A::peer), host.external());
+            ways = host_gw::ways(leases.clone().filter_map(A::peer), host.external());
+        }
+        if self.device.is_some() || goal.has_routes {
+            let lost = leases.filter_map(|lease| Some((lease.subnets, A::without_host(lease)?)));
+            made.unusable.extend(lost);
         }
         let desired = Desired { device, networks: self.networks.clone(), ways };
         let found = A::found(listing);

@@ -3,6 +3,7 @@
 pub mod error;
 pub mod extension;
 pub mod family;
+pub mod flaws;
 pub mod handover;
 mod host_gw;
 pub mod kernel;

@@ -17,6 +17,7 @@ use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
 use crate::host::interface::ExternalInterface;
+use crate::host::state::KernelFamily as _;
 use crate::route::{IpAddress, Prefix, Prefixes};
 
 /// The longest time between two listings for backends all of whose changes the kernel reports: it
@@ -140,7 +141,21 @@ pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
 /// What a node publishes where peers need no more than its addresses.
 pub fn addresses(kind: BackendKind, external: &ExternalInterface) -> LeaseAttributes {
     let v4 = external.v4().map(|v4| v4.public_address);
-    LeaseAttributes::at(kind, v4, external.v6().map(|v6| v6.public_address))
+    LeaseAttributes::at(kind, v4, public_ipv6(&kind.into(), external))
+}
+
+/// The IPv6 address that peers are told, if there is one to tell.
+pub fn public_ipv6(kind: &BackendName, external: &ExternalInterface) -> Option<Ipv6Addr> {
+    let public_address = external.v6()?.public_address;
+    of_link_alone(kind, external).is_none().then_some(public_address)
+}
+
+/// The IPv6 address of the interface if it is of the link alone, and no peer is told it: of several
+/// links another host may have it, and tunnels go beyond one. Not if somebody asked for it, as
+/// nodes without IPv4 do, which are known by it.
+pub(super) fn of_link_alone(kind: &BackendName, external: &ExternalInterface) -> Option<Ipv6Addr> {
+    let v6 = external.v6().filter(|v6| v6.public_address == v6.address && v6.address.is_of_link());
+    v6.filter(|_| kind.is(BackendKind::Vxlan) && external.v4().is_some()).map(|v6| v6.address)
 }
 
 impl Setup {
@@ -174,7 +189,28 @@ fn each_once<A: IpAddress>(now: Option<Prefix<A>>, former: Option<Prefix<A>>) ->
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
+    use crate::host::interface::ExternalAddress;
+    use crate::route::Families;
+
+    #[test]
+    fn beside_ipv4_no_peer_of_vxlan_is_told_an_address_of_the_link_alone() {
+        let link: Ipv6Addr = "fe80::1".parse().unwrap();
+        let v4 = Some(ExternalAddress::of(Ipv4Addr::new(192, 0, 2, 1), None));
+        let told = |kind, v4, public| {
+            let addresses = Families::new(v4, Some(ExternalAddress::of(link, public))).unwrap();
+            let name = "eth0".to_owned();
+            let external = ExternalInterface { name, index: 2, addresses, mtu_bytes: 1500 };
+            super::addresses(kind, &external).public_ipv6
+        };
+        let public = "2001:db8::1".parse().ok();
+        assert_eq!(told(BackendKind::Vxlan, v4, None), None);
+        assert_eq!(told(BackendKind::Vxlan, v4, public), public, "it was asked for");
+        assert_eq!(told(BackendKind::Vxlan, None, None), Some(link), "the node is known by it");
+        assert_eq!(told(BackendKind::HostGw, v4, None), Some(link), "its peers are on the link");
+    }
 
     fn parse(backend: &str) -> Result<BackendSettings, NetworkConfigError> {
         let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#);

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::backend::peer::state::Reachability;
-use crate::backend::setup::Setup;
+use crate::backend::setup::{Setup, public_ipv6};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::failure::lock;
@@ -49,10 +49,15 @@ pub struct PlaneState {
     pub done: BackendCounts,
     /// The peers that are set up for them.
     pub hosts: Arc<PeerHosts>,
+    /// Why others, or a family of theirs, can't be.
+    pub unusable: Arc<Unusable>,
 }
 
-/// The host behind each subnet, that of IPv4 where a node has one.
+/// The host behind each subnet of one family.
 pub type PeerHosts = BTreeMap<Prefixes, IpAddr>;
+
+/// Why leases can't be set up, in whole or in one family.
+pub type Unusable = BTreeMap<Prefixes, String>;
 
 /// weftd's own workers, where they carry the packets.
 #[derive(Debug, Clone)]
@@ -185,6 +190,7 @@ impl Reporter {
             workers: Vec::new(),
             done: BackendCounts::default(),
             hosts: Arc::default(),
+            unusable: Arc::default(),
         };
         Self {
             state: watch::Sender::new(state),
@@ -215,11 +221,11 @@ impl Reporter {
     /// Reports the external interface, as it is now, and the overlay's MTU over it.
     pub(super) fn follow(&self, external: &ExternalInterface, mtu_bytes: u32) {
         let public_ip = external.v4().map(|v4| v4.public_address);
-        let public_ipv6 = external.v6().map(|v6| v6.public_address);
         // Told again if only the address behind it changed, which is another than the PublicIP if
         // that is `--public-ip`: connections are bound to that.
         let is_elsewhere = self.state.borrow().external.address() != external.address();
         self.attributes.send_if_modified(|published| {
+            let public_ipv6 = public_ipv6(&published.backend_type, external);
             is_elsewhere
                 | (std::mem::replace(&mut published.public_ip, public_ip) != public_ip)
                 | (std::mem::replace(&mut published.public_ipv6, public_ipv6) != public_ipv6)
@@ -243,13 +249,13 @@ impl Reporter {
         peers.values().filter(is_ours)
     }
 
-    /// Reports the peers that are set up, and how many are not; logs what differs from the last
-    /// time.
-    pub(super) fn hosts(&self, hosts: PeerHosts, failed: usize) {
+    /// Reports the peers that are set up, how many that are, and how many are not; logs what
+    /// differs from the last time.
+    pub(super) fn hosts(&self, hosts: PeerHosts, done: usize, failed: usize) {
         log_changes(&self.state.borrow().hosts, &hosts);
         self.state(|state| {
-            let done = &mut state.done;
-            (done.peers_programmed, done.peers_failed) = (hosts.len() as u64, failed as u64);
+            let counts = &mut state.done;
+            (counts.peers_programmed, counts.peers_failed) = (done as u64, failed as u64);
             state.hosts = Arc::new(hosts);
         });
     }
@@ -296,7 +302,7 @@ fn changes<S: Ord + Display, H: PartialEq + Display>(
         Some(was) => format!("Subnet moved: {subnet} from {was} to {host}"),
     });
     let lines = changed.chain(removed.map(|subnet| format!("Subnet removed: {subnet}")));
-    summed_up(lines, |more| format!("{more} more changes of subnets; {} peers now", now.len()))
+    summed_up(lines, |more| format!("{more} more changes of subnets; {} of peers now", now.len()))
 }
 
 #[cfg(test)]

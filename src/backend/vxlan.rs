@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
 use crate::backend::setup::addresses;
-use crate::backend::status::Reporter;
+use crate::backend::status::{Reporter, Unusable};
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{Lease, LeaseAttributes};
@@ -32,7 +32,7 @@ use self::data::{data, vtep_mac};
 use self::device::{kernels_port, mismatch, overhead_bytes};
 use self::owner::{Vtep, resolve};
 
-pub(super) use self::owner::Unusable;
+pub(super) use self::owner::without_vtep;
 
 const KIND: BackendKind = BackendKind::Vxlan;
 

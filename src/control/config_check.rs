@@ -21,8 +21,9 @@ use crate::failure::with_causes;
 
 /// Between two readings of a file: as often as the kubelet brings a ConfigMap's news.
 const FILE_PERIOD: Duration = Duration::from_secs(60);
-/// Between two readings of one that was missing.
-const MISSING_PERIOD: Duration = Duration::from_secs(5);
+/// Between two readings of one that is missing, or is not what runs: until it is set right, and no
+/// longer. A thousand nodes read one key 200 times a second then.
+const WRONG_PERIOD: Duration = Duration::from_secs(5);
 /// Longest text of a backend's settings that is shown.
 const SHOWN_CHARS_MAX: usize = 200;
 
@@ -52,7 +53,7 @@ impl SubnetManager {
             timeout(pause, may_be_changed.notified()).await.ok();
             let found = compare(self, used).await;
             let unreadable = found.as_ref().err();
-            pause = unreadable.map_or(usual_pause, |_| MISSING_PERIOD);
+            pause = if found == Ok(None) { usual_pause } else { WRONG_PERIOD };
             let mut state = self.status.edit();
             state.restart_needed = matches!(found, Ok(Some(_)));
             let next = "this node goes on with the last one; mend it before a restart of weftd";

@@ -14,12 +14,15 @@ use crate::control::clock;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::{Prefix, Prefixes};
+use crate::words::visible;
 
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
 /// 400 bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Longest key accepted: a dual-stack key has at most 62 characters.
 const KEY_CHARS_MAX: usize = 64;
+/// Most of a text in place of an address that is shown: no address has more than 45 characters.
+const SHOWN_CHARS_MAX: usize = 64;
 
 /// All other nodes by those of their subnets that lie in the network.
 pub type Peers = BTreeMap<Prefixes, Lease>;
@@ -66,6 +69,9 @@ pub struct LeaseAttributes {
     /// The same for IPv6.
     #[serde(rename = "PublicIPv6")]
     pub public_ipv6: Option<Ipv6Addr>,
+    /// What stands there in place of an address, as it may be shown: it costs IPv6 alone.
+    #[serde(skip)]
+    pub unreadable_ipv6: Option<String>,
     /// The backend.
     #[serde(rename = "BackendType", skip_serializing_if = "BackendName::is_udp")]
     pub backend_type: BackendName,
@@ -147,6 +153,7 @@ impl LeaseAttributes {
         Self {
             public_ip: public_ip.filter(|address| !address.is_unspecified()),
             public_ipv6,
+            unreadable_ipv6: None,
             backend_type: backend_type.into(),
             backend_data: None,
             backend_v6_data: None,
@@ -216,7 +223,10 @@ impl LeaseAttributes {
                     let address: Ipv4Addr = serde_json::from_str(text)?;
                     attributes.public_ip = Some(address).filter(|it| !it.is_unspecified());
                 }
-                "publicipv6" => attributes.public_ipv6 = serde_json::from_str(text)?,
+                "publicipv6" => match serde_json::from_str(text) {
+                    Ok(address) => attributes.public_ipv6 = address,
+                    Err(_) => attributes.unreadable_ipv6 = Some(shown(text)),
+                },
                 "backendtype" => {
                     let kind: Option<String> = serde_json::from_str(text)?;
                     attributes.backend_type = kind.as_deref().unwrap_or_default().into();
@@ -234,6 +244,11 @@ impl LeaseAttributes {
         }
         Ok((attributes, expires_unix))
     }
+}
+
+/// The beginning of a text of others.
+pub(crate) fn shown(text: &str) -> String {
+    visible(&text.chars().take(SHOWN_CHARS_MAX).collect::<String>())
 }
 
 #[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]

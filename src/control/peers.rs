@@ -42,6 +42,7 @@ pub fn select<'a>(
         let used = all_or_v4.into_iter().flatten().find(|subnets| taken.add(*subnets));
         if used != Some(subnets) {
             let detail = format!("{subnets} overlaps an older lease");
+            let detail = if used.is_some() { of_ipv6_alone(&detail) } else { detail };
             rejected.push(rejection(lease, RejectReason::OverlapsOther, detail));
         }
         peers.extend(used.map(|subnets| (subnets, Lease { subnets, ..lease.clone() })));
@@ -91,6 +92,7 @@ fn inside(
         } else {
             let has_both = of.v6().is_some() && networks.v6().is_some();
             let unused = has_both.then(|| wrong_ipv6(lease, own, networks)).flatten();
+            let unused = unused.map(|(reason, detail)| (reason, of_ipv6_alone(&detail)));
             Ok((v4.filter(|_| unused.is_some()).unwrap_or(subnets), unused))
         };
     }
@@ -107,6 +109,11 @@ fn inside(
     }
 }
 
+/// What costs a peer IPv6 alone.
+fn of_ipv6_alone(detail: &str) -> String {
+    format!("IPv6 is not used, IPv4 is: {detail}")
+}
+
 /// Why the IPv6 of `lease` is not used. A node without a data plane may lack a PublicIPv6.
 fn wrong_ipv6(lease: &Lease, own: &Lease, networks: Prefixes) -> Option<Objection> {
     if lease.subnets.within(networks).is_none_or(|subnets| subnets.v6().is_none()) {
@@ -116,6 +123,10 @@ fn wrong_ipv6(lease: &Lease, own: &Lease, networks: Prefixes) -> Option<Objectio
     if lease.subnets.overlaps(own.subnets) {
         let detail = format!("{} overlaps this node's {}", lease.subnets, own.subnets);
         return Some((RejectReason::OverlapsOwn, detail));
+    }
+    if let Some(text) = &lease.attributes.unreadable_ipv6 {
+        let detail = format!("its PublicIPv6 {text} is no IPv6 address");
+        return Some((RejectReason::BadAddress, detail));
     }
     let address = lease.attributes.public_ipv6?;
     let is_host = is_host_address(address.into());
@@ -283,6 +294,8 @@ mod tests {
             lease.attributes.public_ipv6 = address.parse().ok();
             lease
         };
+        let mut unreadable = with(10, "fd00:5:0:10::/64", "");
+        unreadable.attributes.unreadable_ipv6 = Some("\"fd99::zz\"".to_owned());
         let leases = [
             with(1, "fd00:5:0:1::/64", "fd99::1"),
             with(2, "fd00:6:0:2::/64", "fd99::2"),
@@ -292,17 +305,22 @@ mod tests {
             with(6, "fd00:5:0:1::/64", "fd99::6"),
             with(7, "fd00:5:0:7::/64", ""),
             with(8, "fd00:5:0:9::/64", "fd99::8"),
+            unreadable,
         ];
         let (peers, rejected) = select(leases.iter(), &own, networks);
         let peers: Vec<_> = peers.keys().map(Prefixes::to_string).collect();
         let both = |number: u8| format!("10.5.{number}.0/24,fd00:5:0:{number}::/64");
         assert_eq!(peers[..3], [both(1), "10.5.2.0/24".to_owned(), "10.5.3.0/24".to_owned()]);
         let alone = |number: u8| format!("10.5.{number}.0/24");
-        assert_eq!(peers[3..], [alone(4), alone(5), alone(6), both(7), alone(8)]);
+        assert_eq!(peers[3..], [alone(4), alone(5), alone(6), both(7), alone(8), alone(10)]);
+        for Rejected { key, detail, .. } in &rejected {
+            assert!(detail.starts_with("IPv6 "), "{key} is said to cost IPv4: {detail}");
+        }
+        assert!(rejected.iter().any(|it| it.detail.contains("\"fd99::zz\"")), "{rejected:?}");
         let reasons: Vec<_> = rejected.iter().map(|it| it.reason).collect();
         let bad = RejectReason::BadAddress;
         let [own, other] = [RejectReason::OverlapsOwn, RejectReason::OverlapsOther];
         let [outside, address] = [RejectReason::OutsideNetwork, RejectReason::OwnAddress];
-        assert_eq!(reasons, [outside, address, bad, bad, own, other]);
+        assert_eq!(reasons, [outside, address, bad, bad, own, bad, other]);
     }
 }

@@ -65,6 +65,8 @@ pub struct ControlState {
     pub conflicts: u64,
     /// The names of the nodes that claim an address, where the store has claims.
     pub names: Arc<Names>,
+    /// What of the store's entries is not used, by their keys, and why.
+    pub unused: Arc<BTreeMap<String, String>>,
     /// What the store last refused to read, and has not shown since.
     pub(super) refused_read: Option<String>,
     /// What the store last refused to write, and has not written since.
@@ -138,7 +140,10 @@ impl ControlStatus {
     /// The entries of the store that are not used from now on.
     pub(super) fn set_unused(&self, entries: &[Rejected]) {
         self.reject(entries);
-        let store = &mut self.edit().store;
+        let mut state = self.edit();
+        let unused = entries.iter().map(|entry| (entry.key.clone(), entry.detail.clone()));
+        state.unused = Arc::new(unused.collect());
+        let store = &mut state.store;
         let example = entries.first().map(|entry| format!("{:?}: {}", entry.key, entry.detail));
         store.unused_example = example;
         store.unused.clear();
@@ -158,7 +163,7 @@ impl ControlStatus {
             fresh += 1;
             if fresh <= LOGGED_PER_LOOK_MAX {
                 let (key, why) = (&entry.key, &entry.detail);
-                warn!("Ignoring {key:?} in the store, which is not usable as a lease: {why}");
+                warn!("Ignoring {key:?} in the store, or a part of it: {why}");
             }
         }
         if fresh > LOGGED_PER_LOOK_MAX {
@@ -193,6 +198,16 @@ mod tests {
         assert_eq!(rejections(&status, RejectReason::BadValue), 1);
         assert_eq!(rejections(&status, RejectReason::TooLarge), 1);
         assert_eq!(rejections(&status, RejectReason::OwnAddress), 0);
+    }
+
+    #[test]
+    fn what_is_not_used_is_known_by_its_key() {
+        let status = ControlStatus::default();
+        let entry = Rejected { detail: "why".to_owned(), ..rejected("a", RejectReason::BadKey) };
+        status.set_unused(&[entry]);
+        assert_eq!(status.read().unused["a"], "why");
+        status.set_unused(&[]);
+        assert!(status.read().unused.is_empty(), "the operator has mended it");
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
-use crate::backend::status::Workers;
+use crate::backend::status::{Unusable, Workers};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::control::error::field_of;
 use crate::control::lease::{Lease, Lifetime};
-use crate::control::status::Names;
+use crate::control::status::{ControlState, Names};
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
 use crate::route::{self, Prefixes};
@@ -28,11 +28,11 @@ const NO_USE: &str = "udp reaches hosts by IPv4, or by IPv6 where the network ha
 /// Subnets that are listed of leases that name one address: for the usual causes two.
 const SHARED_SHOWN_MAX: usize = 4;
 
-/// The rows, in the order of the subnets, with `names` where the leases have none.
-pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
+/// The rows, in the order of the subnets, with names where the leases have none.
+pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
     let leases: Vec<_> = leases.values().collect();
-    let rows = leases.iter().map(|lease| bare(lease, names, running.kind));
+    let rows = leases.iter().map(|lease| bare(lease, &control.names, running.kind));
     let mut rows: Vec<_> = rows.collect();
     let reachability = running.view.reachability.borrow().clone();
     match &running.view.workers {
@@ -93,8 +93,31 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             }
         }
     }
+    let unusable = running.view.state.borrow().unusable.clone();
+    note_unused(&mut rows, &leases, &control.unused, &unusable);
     note_shared(&mut rows, &leases, running.kind);
     rows
+}
+
+/// Says of leases that are not used, or of which a part isn't, why: what was `unused` of the
+/// store's entries, and what the backend found `unusable`.
+fn note_unused(
+    rows: &mut [Peer],
+    leases: &[&Lease],
+    unused: &BTreeMap<String, String>,
+    unusable: &Unusable,
+) {
+    for (row, lease) in rows.iter_mut().zip(leases) {
+        let cause = unusable.get(&lease.subnets);
+        row.why.take_if(|_| cause.is_some() && row.state == PeerState::NotSetUp);
+        cause.into_iter().chain(unused.get(&lease.key)).for_each(|why| note(row, why));
+    }
+}
+
+/// Adds something to what is said of a peer.
+fn note(row: &mut Peer, text: &str) {
+    let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
+    row.why = Some(before + text);
 }
 
 /// Says of leases that name one address that they do, for all else that is known is of that
@@ -108,9 +131,7 @@ fn note_shared(rows: &mut [Peer], leases: &[&Lease], kind: BackendKind) {
     let notes: BTreeMap<_, _> =
         by_host.into_iter().map(|(host, sharing)| (host, shared(host, &sharing, kind))).collect();
     for (row, lease) in rows.iter_mut().zip(leases) {
-        let Some(note) = notes.get(&lease.attributes.node_address()) else { continue };
-        let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
-        row.why = Some(before + note);
+        notes.get(&lease.attributes.node_address()).into_iter().for_each(|why| note(row, why));
     }
 }
 
@@ -251,6 +272,30 @@ mod tests {
         let many: Vec<_> = many.iter().map(|subnet| (subnet.as_str(), 1, one)).collect();
         let why = rows(&many, BackendKind::Udp)[5].why.clone().unwrap();
         assert!(why.contains("10.5.4.0/24") && !why.contains("10.5.5.0/24"), "{why}");
+    }
+
+    #[test]
+    fn a_peer_of_which_a_part_is_not_used_says_why() {
+        let subnets: Prefixes = "10.5.9.0/24".parse().unwrap();
+        let attributes = LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 9));
+        let key = "10.5.9.0-24&fd00:5:0:9::-64".to_owned();
+        let lease = Lease { key, ..Lease::reservation(subnets, attributes) };
+        let why = |unused: &str, unusable: &str, state| {
+            let mut row = bare(&lease, &Names::default(), BackendKind::Vxlan);
+            row.state = state;
+            row.why = Some("general".to_owned());
+            let mut rows = [row];
+            let unused = BTreeMap::from([(unused.to_owned(), "x".to_owned())]);
+            let unusable = Unusable::from([(unusable.parse().unwrap(), "y".to_owned())]);
+            note_unused(&mut rows, &[&lease], &unused, &unusable);
+            let [row] = rows;
+            row.why.unwrap()
+        };
+        let (own, other) = ("10.5.9.0/24", "10.5.8.0/24");
+        assert_eq!(why("another", other, PeerState::NotSetUp), "general");
+        assert_eq!(why(&lease.key, other, PeerState::Ok), "general. x");
+        assert_eq!(why("another", own, PeerState::NotSetUp), "y", "the cause that the log has");
+        assert_eq!(why(&lease.key, own, PeerState::Ok), "general. y. x");
     }
 
     #[test]

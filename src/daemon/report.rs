@@ -11,11 +11,12 @@ use hyper::StatusCode;
 use tokio::time::sleep;
 use tracing::info;
 
+use crate::backend::setup::public_ipv6;
 use crate::backend::status::{PlaneState, Workers};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
-use crate::control::status::{ControlStatus, Names};
+use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::http::{self, Reply};
@@ -98,8 +99,8 @@ impl Report {
                 Some(http::json(&Config { schema: SCHEMA, settings }))
             }
             "/peers" => {
-                let names = self.control.read().names;
-                let rows = |running| peer_rows::of(running, &names);
+                let control = self.control.read();
+                let rows = |running| peer_rows::of(running, &control);
                 let peers = self.running.get().map(rows).unwrap_or_default();
                 Some(http::json(&Peers { schema: SCHEMA, peers }))
             }
@@ -138,8 +139,11 @@ impl Report {
                 status.start = Some(Start { step, hindrance: control.start_hindrance });
             }
             Some(running) => {
-                add_running(&mut status, running, &control.names, &self.looks);
+                add_running(&mut status, running, &control, &self.looks);
                 status.carrier_lost_lately = self.carrier_losses.lately();
+                let mut flags = self.settings.iter().filter(|_| running.view.workers.is_some());
+                let check = flags.find(|flag| flag.name == "peer-check");
+                status.peer_check = check.map(|flag| flag.value.clone());
                 for (worker, times) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
                     [worker.ran_seconds, worker.waited_seconds] =
                         times.map(|time| Some(time.as_secs_f64()));
@@ -190,18 +194,18 @@ impl Report {
 
 fn lease(running: &Running, plane: &PlaneState) -> Lease {
     let Running { networks, subnets, .. } = running;
-    let (v4, v6) = (plane.external.v4(), plane.external.v6());
+    let v4 = plane.external.v4();
     let ipv6 = networks.v6().zip(subnets.v6()).map(|(network, subnet)| LeaseIpv6 {
         network,
         subnet,
-        public_ip: v6.map(|v6| v6.public_address),
+        public_ip: public_ipv6(&running.kind.into(), &plane.external),
     });
     let (network, subnet) = networks.v4().zip(subnets.v4()).unzip();
     let public_ip = subnet.and(v4).map(|v4| v4.public_address);
     Lease { network, subnet, public_ip, mtu_bytes: plane.mtu_bytes, ipv6 }
 }
 
-fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &DropLooks) {
+fn add_running(status: &mut Status, running: &Running, control: &ControlState, looks: &DropLooks) {
     let plane = running.view.state.borrow().clone();
     status.lease = Some(lease(running, &plane));
     status.device_drops = device_drops(&plane);
@@ -211,7 +215,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Dr
         kept: *state.borrow(),
     });
     status.guard = running.guard.as_ref().map(|state| state.borrow().clone());
-    status.routes = peer_rows::of(running, names);
+    status.routes = peer_rows::of(running, control);
     for peer in &status.routes {
         *status.peer_states.entry(peer.state).or_default() += 1;
     }

@@ -75,6 +75,8 @@ pub struct Status {
     pub dataplane_is_up: Option<bool>,
     /// Why they can't, or what else is wrong with it. Since schema 2.
     pub dataplane_wrong: Option<String>,
+    /// What `--peer-check` is, where workers go by it. Since schema 2.
+    pub peer_check: Option<String>,
     /// Where the tunnel's datagrams arrive, if there is a tunnel. Since schema 2.
     #[serde(deserialize_with = "if_known")]
     pub tunnel: Option<TunnelEnd>,

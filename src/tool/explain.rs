@@ -3,6 +3,7 @@
 
 mod family;
 mod kernel;
+mod unleased;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -62,6 +63,8 @@ struct ThisHost<'a, A: ToldFamily> {
     underlay: SocketAddr,
     kind: BackendKind,
     peers: &'a [Peer],
+    /// What its `--peer-check` is, if it says so.
+    peer_check: Option<&'a str>,
 }
 
 /// What becomes of it, by what weftd says of itself and, if it `is_here`, by what the kernel
@@ -224,7 +227,8 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let kind = status.backend.as_ref()?.kind?;
         let own = status.lease.as_ref()?;
         let leased = Families::new(Ipv4Addr::leased(own), Ipv6Addr::leased(own));
-        Some(Self { lease, leased, mtu_bytes: mtu_bytes.try_into().ok()?, underlay, kind, peers })
+        let (mtu_bytes, peer_check) = (mtu_bytes.try_into().ok()?, status.peer_check.as_deref());
+        Some(Self { lease, leased, mtu_bytes, underlay, kind, peers, peer_check })
     }
 
     fn explain(&self, question: &Question, ends: Ends<A>, steps: &mut Vec<String>) -> LastStep {
@@ -253,7 +257,8 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
             (false, true) => self.inward(question, ends, steps),
             (false, false) => Err(format!(
                 "neither address is in {subnet}, this host's subnet: ask on the host of the \
-                 sender; if that is this host, its address is in no lease"
+                 sender; if that is this host, its address is in no lease{}",
+                self.at_the_peer(ends)
             )),
         }
     }
@@ -398,11 +403,18 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let owner = self.owner(ends.source);
         steps.extend(owner.map(|owner| leased(ends.source, owner)));
         let (header, packet) = packet(ends, question.length_bytes, question.dont_fragment);
+        let unleased = self.peer_check.filter(|_| owner.is_none());
+        let is_unleased = |check| {
+            format!("no lease covers {}, and this weftd has --peer-check={check}", ends.source)
+        };
+        steps.extend(unleased.map(is_unleased));
         // What an honest owner sends passes the strict check; nobody else's does.
-        let (local, table) = (self.local(owner.is_some())?, self.table());
+        let is_strict = owner.is_some() || unleased == Some("strict");
+        let (local, table) = (self.local(is_strict)?, self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
         let host = Host { local: &local, leased: &self.lease, table: &table };
         match decide::ingress(host, &sender, Ecn::NotEct, &header, &packet, &mut None) {
+            Ok(_) if unleased.is_some() => Ok("it is delivered, whoever sends it".to_owned()),
             Ok(_) if owner.is_none() => Ok(format!(
                 "no lease covers {}: it is delivered, whoever sends it, unless this weftd has \
                  --peer-check=strict, which drops it as src-not-leased",

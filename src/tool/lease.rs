@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 
+use crate::backend::flaws::flaws;
 use crate::config::flags::{self, Outcome};
 use crate::config::options::StoreOptions;
 use crate::control::clock::format_rfc3339;
@@ -78,6 +79,9 @@ fn list(snapshot: &Snapshot) -> String {
     leases.sort_by_key(|lease| lease.subnets);
     let rows: Vec<_> = leases.iter().map(|lease| row(lease)).collect();
     let mut text = table::render(&HEADINGS, &rows, |_, _, shown| shown.to_owned());
+    for lease in leases {
+        text.extend(flaws(lease).iter().map(|why| format!("unusable: {:?}: {why}\n", lease.key)));
+    }
     for Rejected { key, detail, .. } in &snapshot.rejected {
         text += &format!("no lease: {key:?}: {detail}\n");
     }
@@ -128,6 +132,7 @@ fn lease_json(lease: &Lease) -> Value {
         "expires_unix": expires_unix,
         "revision": lease.revision,
         "value": lease.attributes,
+        "unusable": flaws(lease),
     })
 }
 

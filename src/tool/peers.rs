@@ -56,9 +56,9 @@ fn row(peer: &Peer) -> Vec<String> {
         Some(format!("{packets} ({})", scaled(bytes)))
     };
     vec![
-        peer.shown_subnet(),
+        peer.subnets().map(|subnets| subnets.to_string()).unwrap_or_default(),
         or_dash(peer.node.clone()),
-        peer.via.to_string(),
+        addresses(peer),
         shown(peer.state),
         or_dash(peer.round_trip_microseconds.map(milliseconds)),
         or_dash(peer.path_mtu_bytes.map(|bytes| bytes.to_string())),
@@ -68,6 +68,12 @@ fn row(peer: &Peer) -> Vec<String> {
         or_dash(peer.failed_sends.map(|packets| packets.to_string())),
         or_dash(share(peer)),
     ]
+}
+
+/// Where its packets go, of both families if those of IPv6 go elsewhere.
+fn addresses(peer: &Peer) -> String {
+    let v6 = peer.ipv6_via.filter(|via| *via != peer.via);
+    v6.map_or_else(|| peer.via.to_string(), |v6| format!("{},{v6}", peer.via))
 }
 
 /// How much of all packets the kernel's programs carried.
@@ -105,6 +111,7 @@ fn scaled(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::Prefixes;
     use crate::status::Via;
 
     #[test]
@@ -136,6 +143,21 @@ mod tests {
             "10.5.2.0/24 b 192.0.2.2:8285 SILENT 1.23ms 1372 4m 2000 (1.9 MB) 0 (0 B) 3 25%"
         );
         assert_eq!(lines[2][..5], ["10.5.1.0/24", "-", "192.0.2.1:8285", "idle", "-"]);
+    }
+
+    #[test]
+    fn both_families_of_a_peer_are_shown() {
+        let subnets: Prefixes = "10.5.1.0/24,fd00:5:0:1::/64".parse().unwrap();
+        let shown = |via, ipv6_via| {
+            let peer = Peer { ipv6_via, ..Peer::new(subnets, None, via, PeerState::Ok) };
+            row(&peer)[..3].join(" ")
+        };
+        let [v4, v6] = ["192.0.2.1", "fd99::1"].map(|host| Via::Host(host.parse().unwrap()));
+        let tunnel = Via::Tunnel("192.0.2.1:8285".parse().unwrap());
+        let both = "10.5.1.0/24,fd00:5:0:1::/64 -";
+        assert_eq!(shown(v4, Some(v6)), format!("{both} 192.0.2.1,fd99::1"));
+        assert_eq!(shown(v4, None), format!("{both} 192.0.2.1"), "no IPv6 goes there");
+        assert_eq!(shown(tunnel, Some(tunnel)), format!("{both} 192.0.2.1:8285"), "one for both");
     }
 
     #[test]

@@ -138,6 +138,8 @@ fn ping_names_the_broken_leg() {
     let (text, code) = explain(&[&near, "10.5.250.250"]);
     assert!(text.contains("no-route"), "{text}");
     assert_eq!(code, Some(1));
+    let (text, _) = explain(&["10.5.250.250", &near]);
+    assert!(text.contains("--peer-check=loose"), "weftd says what its own is: {text}");
 
     // The host reaches the pod, and its own pods don't.
     let host = &overlay.lab.hosts[0];

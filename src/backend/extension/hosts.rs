@@ -95,11 +95,18 @@ impl Hosts {
 
     /// What is set up.
     pub(super) fn applied(&self) -> PeerHosts {
-        let entries = self.entries.iter();
-        let host = |peer: &Peer| peer.addresses.map(|(_, host)| host, |(_, host)| host).first();
-        entries
-            .filter_map(|(subnet, entry)| Some((*subnet, host(entry.applied.as_ref()?))))
-            .collect()
+        let applied = self.entries.values().filter_map(|entry| entry.applied.as_ref());
+        let hosts = applied.flat_map(|peer| {
+            let v4 = peer.addresses.v4().map(|(subnet, host)| (subnet.into(), host.into()));
+            let v6 = peer.addresses.v6().map(|(subnet, host)| (subnet.into(), host.into()));
+            v4.into_iter().chain(v6)
+        });
+        hosts.collect()
+    }
+
+    /// Hosts that have something set up.
+    pub(super) fn done(&self) -> usize {
+        self.entries.values().filter(|entry| entry.applied.is_some()).count()
     }
 
     /// Hosts whose last try failed.

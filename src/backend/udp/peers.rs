@@ -63,7 +63,11 @@ fn carried(lease: &Lease, underlay: IpAddr) -> Option<(Prefixes, IpAddr)> {
 }
 
 fn addresses(table: &Table) -> BTreeMap<Prefixes, SocketAddr> {
-    table.peers().iter().map(|peer| (peer.subnets.first(), peer.address)).collect()
+    let subnets = |peer: &Peer| {
+        [peer.subnets.v4().map(Prefixes::from), peer.subnets.v6().map(Prefixes::from)]
+    };
+    let each = table.peers().iter().map(|peer| (subnets(peer), peer.address));
+    each.flat_map(|(subnets, at)| subnets.into_iter().flatten().map(move |it| (it, at))).collect()
 }
 
 /// What a udp node says of its dataplane beside flannel's attributes, which flannel ignores: its
@@ -162,6 +166,19 @@ mod tests {
         assert_eq!(table.peers().len(), 1, "a vxlan node would never answer on the tunnel port");
         let peer = table.lookup(Ipv4Addr::new(10, 5, 1, 9)).unwrap();
         assert_eq!(peer.address.to_string(), "192.0.2.1:8285");
+    }
+
+    #[test]
+    fn a_change_of_a_peers_ipv6_subnet_is_seen() {
+        let with = |v6: &str| {
+            let (subnets, mut lease) = lease(&format!("10.5.1.0/24{v6}"), [192, 0, 2, 1], "");
+            lease.attributes.backend_v6_data = announcement_v6(true);
+            let table =
+                next_table(&Table::provisional(), &Peers::from([(subnets, lease)]), UNDERLAY);
+            addresses(&table).keys().map(Prefixes::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(with(""), ["10.5.1.0/24"]);
+        assert_eq!(with(",fd00:5:0:1::/64"), ["fd00:5:0:1::/64", "10.5.1.0/24"]);
     }
 
     #[test]

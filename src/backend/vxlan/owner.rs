@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::backend::family::CarriedFamily;
+use crate::backend::status::Unusable;
 use crate::control::lease::{Lease, Lifetime};
 use crate::host::state::MacAddress;
-use crate::route::{Prefix, Prefixes};
+use crate::route::Prefix;
 
 use super::data::vtep_mac;
 
@@ -20,9 +21,6 @@ pub(super) struct Vtep<A: CarriedFamily> {
     pub(super) mac: MacAddress,
 }
 
-/// Why leases can't be set up.
-pub(in crate::backend) type Unusable = BTreeMap<Prefixes, String>;
-
 /// The kernel sends what is for one hardware address to one host, which may have two subnets: an
 /// old lease lingers beside the new one. Of several hosts the one whose lease was written last
 /// has it: the others may be gone, and their leases linger for up to a day. Gives the peers of the
@@ -36,7 +34,7 @@ pub(super) fn resolve<'a, A: CarriedFamily>(
         let name = format!("{} of {host}", lease.subnets);
         match vtep_mac::<A>(&lease.attributes) {
             Some(mac) => named.push((lease, name, Vtep { subnet, host, mac })),
-            None => drop(unusable.insert(lease.subnets, format!("{name} names no VtepMAC"))),
+            None => unusable.extend(without_vtep::<A>(lease).map(|why| (lease.subnets, why))),
         }
     }
     let mut owners: BTreeMap<MacAddress, (i64, String, A)> = BTreeMap::new();
@@ -62,6 +60,13 @@ pub(super) fn resolve<'a, A: CarriedFamily>(
         unusable.insert(lease.subnets, why);
     }
     (usable, unusable)
+}
+
+/// Why a peer that has an address has no end of the tunnel.
+pub(in crate::backend) fn without_vtep<A: CarriedFamily>(lease: &Lease) -> Option<String> {
+    let (_, host) = A::peer(lease)?;
+    let is_lost = vtep_mac::<A>(&lease.attributes).is_none();
+    is_lost.then(|| format!("{} of {host} names no VtepMAC", lease.subnets))
 }
 
 /// When a lease was written, as far as its store shows; to be compared within one store only. A

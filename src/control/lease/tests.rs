@@ -89,7 +89,6 @@ fn invalid_values_are_rejected() {
         r#"{"PublicIP":7}"#,
         r#"{"PublicIP":null}"#,
         r#"{"PublicIP":"fd00::1"}"#,
-        r#"{"PublicIPv6":"1.2.3.4"}"#,
         r#"{"PublicIP":"1.2.3.4"} x"#,
         r#"{"BackendType":5}"#,
         "{\"PublicIP\":\"1.2.3.4\"\0}",
@@ -100,6 +99,17 @@ fn invalid_values_are_rejected() {
     LeaseAttributes::from_json(nested.as_bytes()).expect("data is not looked into");
     let nested = nested.replace("BackendData", "PublicIP");
     assert!(LeaseAttributes::from_json(nested.as_bytes()).is_err());
+}
+
+#[test]
+fn an_unreadable_public_ipv6_costs_nothing_else() {
+    for text in [r#""fd99::zz""#, r#""1.2.3.4""#, r#""""#, "7", r#"["fd99::1"]"#] {
+        let lease = value(&format!(r#"{{"PublicIP":"192.0.2.1","PublicIPv6":{text}}}"#));
+        assert_eq!(lease.public_ip, Some(Ipv4Addr::new(192, 0, 2, 1)), "{text} costs IPv4");
+        assert_eq!((lease.public_ipv6, lease.unreadable_ipv6.as_deref()), (None, Some(text)));
+    }
+    let long = value(&format!(r#"{{"PublicIPv6":"{}"}}"#, "x".repeat(4000)));
+    assert!(long.unreadable_ipv6.unwrap().len() < 100, "a log line of any length");
 }
 
 #[test]

@@ -491,6 +491,34 @@ async fn a_missing_configuration_is_told_until_it_is_back() {
     }
 }
 
+#[tokio::test]
+async fn a_configuration_that_was_set_back_is_no_longer_told_as_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("store");
+    let store = Leased::Local(LocalStore::open(root.clone()).await.unwrap());
+    let manager = SubnetManager::over(Store::Leased(store), None);
+    manager.used_config.set(config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0")).unwrap();
+    let write = |text: &str| std::fs::write(root.join("config"), text).unwrap();
+    write(r#"{"Network":"10.6.0.0/16"}"#);
+    // As after a listing, and nothing says again that it may be another one.
+    let may_be_changed = Notify::new();
+    may_be_changed.notify_one();
+    let told = async |is_other: bool| {
+        while manager.status().read().restart_needed != is_other {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let story = async {
+        timeout(10 * SOON, told(true)).await.expect("another configuration goes untold");
+        write(r#"{"Network":"10.5.0.0/16"}"#);
+        timeout(10 * SOON, told(false)).await.expect("it was set back, and is told as another");
+    };
+    tokio::select! {
+        never = manager.check_config(true, &may_be_changed) => match never {},
+        () = story => {}
+    }
+}
+
 /// Collects what is logged on this thread while it lives.
 struct Log {
     text: Arc<Mutex<Vec<u8>>>,

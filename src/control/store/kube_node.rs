@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::config::options::is_host_address;
 use crate::control::clock;
-use crate::control::lease::{Lease, LeaseAttributes, RawJson};
+use crate::control::lease::{Lease, LeaseAttributes, RawJson, shown};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::{Prefix, Prefixes};
@@ -154,7 +154,9 @@ impl Node {
     /// What its annotations say.
     pub fn attributes(&self) -> Result<LeaseAttributes, (RejectReason, String)> {
         let bad = |detail| (RejectReason::BadValue, detail);
-        let public_ipv6 = self.said("public-ipv6").parse().ok();
+        let said_v6 = self.said("public-ipv6");
+        let public_ipv6 = said_v6.parse().ok();
+        let is_unreadable = public_ipv6.is_none() && !said_v6.is_empty();
         // A node of a network without IPv4 may say 0.0.0.0, or nothing.
         let public_ip = match self.said("public-ip") {
             "" if public_ipv6.is_some() => Ipv4Addr::UNSPECIFIED,
@@ -182,7 +184,9 @@ impl Node {
         };
         // The same bounds as for a value of etcd.
         let checked = attributes.to_json().and_then(|value| LeaseAttributes::from_json(&value));
-        checked.map_err(|error| (error.reason(), with_causes(&error)))
+        let checked = checked.map_err(|error| (error.reason(), with_causes(&error)))?;
+        let unreadable_ipv6 = is_unreadable.then(|| shown(&format!("{said_v6:?}")));
+        Ok(LeaseAttributes { unreadable_ipv6, ..checked })
     }
 
     /// The operator's address for the others to see in place of the node's own; an error if none of

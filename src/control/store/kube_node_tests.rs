@@ -54,7 +54,9 @@ fn wrong_data_of_ipv6_costs_no_peer() {
     annotations[format!("{P}public-ipv6")] = "nonsense".into();
     annotations[format!("{P}backend-v6-data")] = "{".into();
     let lease = parse(&node(annotations, json!({"podCIDR": "10.244.2.0/24"}))).lease();
-    assert_eq!(lease.unwrap().unwrap().attributes.backend_v6_data, None);
+    let attributes = lease.unwrap().unwrap().attributes;
+    assert_eq!(attributes.backend_v6_data, None);
+    assert_eq!(attributes.unreadable_ipv6.as_deref(), Some("\"nonsense\""), "nobody tells of it");
 }
 
 #[test]

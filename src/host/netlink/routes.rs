@@ -2,7 +2,6 @@
 //! asked for while it arrives, and events of other routes are recognised by a few bytes.
 
 use std::io;
-use std::net::Ipv4Addr;
 
 use rtnetlink::packet_core::NlasIterator;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
@@ -41,13 +40,16 @@ pub async fn routes_to<A: KernelFamily>(
     }
 }
 
-/// The IPv4 routes of all tables to the destinations that are `wanted`, each with its table.
-pub async fn of_all_tables(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<(u32, Route)>> {
+/// The routes of one family in all tables to the destinations that are `wanted`, each with its
+/// table.
+pub async fn of_all_tables<A: KernelFamily>(
+    wanted: impl Fn(Prefix<A>) -> bool,
+) -> Result<Vec<(u32, Route<A>)>> {
     let mut query = RouteMessage::default();
-    query.header.address_family = AddressFamily::Inet;
+    query.header.address_family = decode::family::<A>();
     let request = RouteNetlinkMessage::GetRoute(query);
-    let is_wanted = |message: &[u8]| about::<Ipv4Addr>(message).is_some_and(|(_, to)| wanted(to));
-    let messages = list("list IPv4 routes of all tables", socket, request, is_wanted).await?;
+    let is_wanted = |message: &[u8]| about(message).is_some_and(|(_, to)| wanted(to));
+    let messages = list("list routes of all tables", socket, request, is_wanted).await?;
     Ok(messages.iter().filter_map(decode::route_of_a_table).collect())
 }
 
@@ -80,7 +82,7 @@ fn destination<A: IpAddress>(message: &[u8]) -> Option<A> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv6Addr;
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     use super::*;
     use crate::host::netlink::exchange::{serialized, split};

@@ -4,6 +4,7 @@ mod daemon;
 mod kernel;
 mod network;
 mod process;
+mod routes;
 mod ways;
 
 use super::facts::Facts;
@@ -37,7 +38,7 @@ pub(super) const CHECKS: &[Check] = &[
     ("overlay-mtu", network::overlay_mtu, "its MTU leaves room for the tunnel's headers"),
     ("bridge-mtu", network::bridge_mtu, "the pods' bridge has no larger MTU"),
     ("pod-bridge", network::pod_bridge, "it is up, has an address and the route, forwards"),
-    ("foreign-routes", network::foreign_routes, "no other route takes a part of the network"),
+    ("foreign-routes", routes::foreign_routes, "no other route takes a part of the network"),
     (
         "address-overlap",
         network::overlap,

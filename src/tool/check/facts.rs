@@ -13,7 +13,7 @@ use crate::host::listing::{FamilyListing, Listing};
 use crate::host::netlink::policies::Policy;
 use crate::host::state::{Link, MacAddress, PathToHost, Route};
 use crate::route::{IpAddress, Prefix, Prefixes};
-use crate::status::{Lease, LeaseIpv4, Status, TunnelEnd};
+use crate::status::{Lease, Status, TunnelEnd};
 use crate::tool::arguments::CheckArguments;
 use crate::tool::explain::ToldFamily;
 
@@ -34,8 +34,6 @@ pub(super) struct Facts {
     pub(super) host: Option<Listing>,
     pub(super) v4: FamilyFacts,
     pub(super) v6: FamilyFacts<Ipv6Addr>,
-    /// Routes of all tables into parts of this host's subnet.
-    pub(super) own_routes: Vec<OwnRoute>,
     /// Who has the underlay's addresses on the external link; nothing if nobody could be asked.
     pub(super) resolved: Option<Vec<Resolved>>,
     /// IPsec policies for what is sent.
@@ -100,6 +98,8 @@ pub(super) struct FamilyFacts<A: IpAddress = Ipv4Addr> {
     /// The ways to the peers whose hosts are reached by it, and back; none without peers, or if the
     /// kernel did not tell.
     pub(super) ways: Vec<PeerWay<A>>,
+    /// Routes of all tables into parts of this host's subnet.
+    pub(super) own_routes: Vec<OwnRoute<A>>,
     /// The firewall's rules, as its packets meet them; nothing if they could not be read.
     pub(super) firewall: Option<Vec<Chain<A>>>,
     /// What of the rules could not be read, and why.
@@ -108,7 +108,7 @@ pub(super) struct FamilyFacts<A: IpAddress = Ipv4Addr> {
 
 impl<A: IpAddress> Default for FamilyFacts<A> {
     fn default() -> Self {
-        Self { ways: Vec::new(), firewall: None, unread: None }
+        Self { ways: Vec::new(), own_routes: Vec::new(), firewall: None, unread: None }
     }
 }
 
@@ -149,9 +149,9 @@ pub(super) struct PeerWay<A: IpAddress = Ipv4Addr> {
 /// A route into a part of this host's subnet, and where the kernel sends what a peer's pod sends
 /// there: nothing if it refuses.
 #[derive(Debug, Clone)]
-pub(super) struct OwnRoute {
+pub(super) struct OwnRoute<A: IpAddress = Ipv4Addr> {
     pub(super) table: u32,
-    pub(super) route: Route,
+    pub(super) route: Route<A>,
     pub(super) path: Option<PathToHost>,
 }
 
@@ -258,9 +258,6 @@ impl CheckedFamily for Ipv6Addr {
     }
 }
 
-/// Why IPv4 is not looked at.
-const NO_IPV4: &str = "the network has no IPv4";
-
 impl Facts {
     /// The daemon's status, if it answers.
     pub(super) fn status(&self) -> Option<&Status> {
@@ -327,10 +324,9 @@ impl Facts {
         self.status()?.lease.as_ref()
     }
 
-    /// The daemon's lease of IPv4, or why there is none to look at; `what` of it is looked for.
-    pub(super) fn lease_ipv4(&self, what: &str) -> Result<LeaseIpv4, Finding> {
-        let missing = || Finding::from(format!("no weftd says its {what}").as_str());
-        self.lease().ok_or_else(missing)?.ipv4().ok_or_else(|| NO_IPV4.into())
+    /// The daemon's lease, or that there is none to look at.
+    pub(super) fn leased(&self) -> Result<&Lease, Finding> {
+        self.lease().ok_or_else(|| "no weftd says its lease".into())
     }
 
     /// The whole overlay, by the daemon or by the last one.

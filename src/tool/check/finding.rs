@@ -60,6 +60,7 @@ pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Ch
 /// What is said of two things, if anything is, with the worse verdict.
 pub(super) fn together(one: Option<Checked>, other: Option<Checked>) -> Option<Checked> {
     let (one, other) = match (one, other) {
+        (Some(one), Some(other)) if one == other => return Some(one),
         (Some(one), Some(other)) => (Finding::from(one), Finding::from(other)),
         (one, other) => return one.or(other),
     };

@@ -29,6 +29,7 @@ use crate::host::netlink::{self, neighbours, routes};
 use crate::host::state::{EntryTable, Link, MacAddress, PathToHost};
 use crate::netfilter::program::{NFT, Program};
 use crate::route::Prefix;
+use crate::status::Lease;
 use crate::tool::arguments::CheckArguments;
 use crate::tool::ask::wait_for;
 use crate::tool::explain::{self, PodsWays, first_pod};
@@ -40,8 +41,8 @@ const WAYS_MAX: usize = 256;
 /// Routes into this host's subnet that are asked about: more than a node has pods by default.
 const OWN_ROUTES_MAX: usize = 256;
 
-/// In shorter prefixes the second host exists.
-const POD_LENGTH_BITS_MAX: u8 = 29;
+/// In prefixes that leave hosts so many bits the second one exists.
+const POD_HOST_BITS_MIN: u8 = 3;
 
 /// Addresses of this host, and of peers, whose owners are asked for.
 const ASKED_MAX: usize = 16;
@@ -81,7 +82,6 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
     wait_for(async {
         facts.etcd = endpoints::ask_all(&facts.asked.etcd_endpoints).await;
         facts.host = host(&facts).await.ok();
-        facts.own_routes = own_routes(&facts).await.unwrap_or_default();
         facts.filters = filters(&facts).await.unwrap_or_default();
         facts.resolved = resolved(&facts).await;
         facts.has_ipsec = has_policies().await.ok();
@@ -129,29 +129,30 @@ fn own_pods_end<A: CheckedFamily>(facts: &Facts, subnet: Prefix<A>) -> Option<St
 /// Opening alone makes no device.
 /// Default routes and those in the networks: hosts may have many others.
 async fn host(facts: &Facts) -> netlink::Result<Listing> {
-    let networks =
-        [facts.lease().and_then(|lease| lease.network), facts.subnet_file.says.network()];
-    let wanted = |destination: Prefix| {
-        destination.length_bits() == 0
-            || networks.into_iter().flatten().any(|network| network.covers(destination))
-    };
-    let host = Listing::with_routes(wanted).await?;
+    let host = Listing::with_routes(|to| is_wanted(facts, to)).await?;
     let addresses_v6 = netlink::addresses().await.unwrap_or_default();
-    let defaults = routes::routes_to(|to| to.length_bits() == 0).await;
-    Ok(Listing { addresses_v6, routes_v6: defaults.unwrap_or_default(), ..host })
+    let routes_v6 = routes::routes_to(|to| is_wanted(facts, to)).await.unwrap_or_default();
+    Ok(Listing { addresses_v6, routes_v6, ..host })
+}
+
+fn is_wanted<A: CheckedFamily>(facts: &Facts, destination: Prefix<A>) -> bool {
+    let of_daemon = facts.lease().and_then(Lease::networks);
+    let networks = [of_daemon, facts.subnet_file.says.networks].into_iter().flatten();
+    destination.length_bits() == 0
+        || networks.filter_map(A::of_both).any(|network| network.covers(destination))
 }
 
 /// Routes into parts of this host's subnet, of all tables, and what the kernel does with packets to
 /// an address of each.
-async fn own_routes(facts: &Facts) -> Option<Vec<OwnRoute>> {
-    let subnet = facts.lease()?.subnet?;
-    let device = facts.comes_by::<Ipv4Addr>().and_then(|name| facts.link(name));
-    let from = facts.status()?.routes.iter().find_map(|peer| peer.subnet).map(first_pod);
+async fn own_routes<A: CheckedFamily>(facts: &Facts) -> Option<Vec<OwnRoute<A>>> {
+    let subnet = A::leased(facts.lease()?)?.subnet;
+    let device = facts.comes_by::<A>().and_then(|name| facts.link(name));
+    let from = facts.status()?.routes.iter().find_map(A::subnet).map(first_pod);
     let all = routes::of_all_tables(|to| subnet.covers(to)).await.ok()?;
     let mut found = Vec::new();
     for (table, route) in all.into_iter().take(OWN_ROUTES_MAX) {
         let destination = route.destination;
-        let is_narrow = destination.length_bits() > POD_LENGTH_BITS_MAX;
+        let is_narrow = destination.length_bits() + POD_HOST_BITS_MIN > A::BITS;
         let to = if is_narrow { destination.network() } else { first_pod(destination) };
         let path = match from.zip(device) {
             Some((from, device)) => {
@@ -338,7 +339,8 @@ async fn of_family<A: CheckedFamily>(
         (Err(why), Ok(chains)) => (Some(chains), Some(format!("nft's rules are unread: {why}"))),
         (Err(one), Err(other)) => (None, Some(format!("{one}; {other}"))),
     };
-    FamilyFacts { ways: ways(facts).await.unwrap_or_default(), firewall, unread }
+    let own_routes = own_routes(facts).await.unwrap_or_default();
+    FamilyFacts { ways: ways(facts).await.unwrap_or_default(), own_routes, firewall, unread }
 }
 
 async fn output(program: Program, arguments: &[&str]) -> Result<String, String> {

@@ -87,6 +87,33 @@ fn each_way_and_each_end_is_told() {
 }
 
 #[test]
+fn what_is_known_of_the_peer_check_is_used() {
+    let peers = [peer(2, "192.0.2.2:8285", PeerState::Ok)];
+    let told = |peer_check: Option<&str>, source: &str, destination: &str| {
+        let peer_check = peer_check.map(str::to_owned);
+        let status = Status { peer_check, ..status(BackendKind::Udp) };
+        let [source, destination] = [source, destination].map(|end| end.parse().unwrap());
+        let question = Question { source, destination, length_bytes: 84, dont_fragment: true };
+        let answer = run(question, &status, &peers, false).unwrap();
+        (render(&answer, Style::PLAIN), answer.goes)
+    };
+    let (foreign, pod, far) = ("10.5.99.7", "10.5.1.9", "10.5.2.7");
+    for (check, goes) in [("loose", true), ("strict", false)] {
+        let (text, does) = told(Some(check), foreign, pod);
+        assert!(text.contains(&format!("--peer-check={check}\n")) && does == goes, "{text}");
+        assert!(told(Some(check), far, pod).1, "a leased source passes either");
+        // What the peer has is another matter.
+        let (text, _) = told(Some(check), "192.0.2.1", far);
+        let has = |words: &str| text.contains(words);
+        assert!(has("src-not-leased") && has("not known") && has(check), "{text}");
+    }
+    let (text, goes) = told(None, foreign, pod);
+    assert!(text.contains("unless") && goes, "an older weftd does not say: {text}");
+    let (text, _) = told(None, "192.0.2.1", "10.5.77.7");
+    assert!(!text.contains("src-not-leased"), "nobody gets it: {text}");
+}
+
+#[test]
 fn packets_of_ipv6_are_told_by_their_own_rules() {
     const POD: &str = "fd00:5:0:1::9";
     let with_v6 = |kind| {
@@ -124,6 +151,9 @@ fn packets_of_ipv6_are_told_by_their_own_rules() {
         ((POD, "ff02::1"), 84, "ff02::1 stands", false),
         (("fd00:5:0:2::7", POD), 84, "delivered", true),
         (("::1", POD), 84, "src-martian", false),
+        // Of IPv6 a source must be leased, here and there.
+        (("fd00:5:0:63::7", POD), 84, "src-not-leased", false),
+        (("fd99::1", "fd00:5:0:2::7"), 84, "src-not-leased\n", false),
     ] {
         let (text, goes) = told(BackendKind::Udp, &peers, words, length_bytes);
         assert!(text.contains(expected), "{words:?} {length_bytes}: {text}");

@@ -39,6 +39,9 @@ fn a_host_without_ipv4_that_is_well_has_no_alarm() {
             ("external-interface", true, "fd99::1"),
             ("overlay-mtu", is_vxlan, "flannel-v6.1 has MTU 1430"),
             ("bridge-mtu", true, "pod0"),
+            ("pod-bridge", true, "pod0"),
+            ("foreign-routes", true, "fd00:5::/48"),
+            ("address-overlap", true, "fd00:5::/48"),
             ("ip-forward", true, "net.ipv6.conf.all.forwarding"),
             ("way-to-peers", true, "by IPv6"),
             ("way-from-peers", true, "by IPv6"),
@@ -60,7 +63,33 @@ fn a_host_without_ipv4_that_is_well_has_no_alarm() {
 /// it, and by what.
 type Broken = (&'static str, &'static str, &'static str, &'static str);
 
-const BROKEN: [Broken; 7] = [
+const BROKEN: [Broken; 10] = [
+    // A part of the peer's subnet, by another program.
+    (
+        "for to in $(ip -6 route show dev flannel-v6.1 | cut -d' ' -f1); \
+         do ip -6 route add ${to%/64}/80 dev wire0; done",
+        "for to in $(ip -6 route show dev flannel-v6.1 | cut -d' ' -f1); \
+         do ip -6 route del ${to%/64}/80 dev wire0; done",
+        "foreign-routes",
+        " dev wire0",
+    ),
+    // A part of this host's.
+    (
+        "for own in $(ip -6 -o address show dev pod0 scope global | awk '{print $4}'); \
+         do ip -6 route add blackhole ${own%1/64}/80; done",
+        "for own in $(ip -6 -o address show dev pod0 scope global | awk '{print $4}'); \
+         do ip -6 route del blackhole ${own%1/64}/80; done",
+        "foreign-routes",
+        "to nowhere",
+    ),
+    (
+        "ip -6 route del dev pod0 \
+         $(ip -6 route show dev pod0 proto kernel | grep ^fd00 | cut -d' ' -f1)",
+        "ip -6 route add dev pod0 \
+         $(ip -6 -o address show dev pod0 scope global | awk '{print $4}')",
+        "pod-bridge",
+        "to pod0",
+    ),
     (
         "ip6tables -A INPUT -p udp --dport 8472 -j DROP",
         "ip6tables -F INPUT",

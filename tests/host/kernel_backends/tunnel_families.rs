@@ -238,6 +238,39 @@ fn vxlan_follows_a_changed_address_of_ipv6() {
 }
 
 #[test]
+fn beside_ipv4_an_address_of_the_link_alone_is_told_to_nobody() {
+    let (dir, lab) = (tempfile::tempdir().unwrap(), lab());
+    let store = local_store(dir.path(), &config("vxlan"));
+    let wire = |words: &[&str]| {
+        lab.hosts[1].exec(&[&["ip", "-6", "address"], words, &["dev", "wire0"]].concat());
+    };
+    wire(&["flush"]);
+    wire(&["add", "fe80::2/64", "nodad"]);
+    let nodes = [0, 1].map(|host| start(&lab, dir.path(), host, &store));
+    let pods = [0, 1].map(|host| connect(&lab, host, &nodes[host]));
+    lab.connect_pods([&nodes[0].lease, &nodes[1].lease]);
+    let of_second = format!("{}-24&", nodes[1].lease.network());
+    let value = || {
+        let leases = std::fs::read_dir(dir.path().join("store/subnets")).unwrap();
+        let mut leases = leases.map(|it| it.unwrap().path());
+        let second = leases.find(|it| it.to_str().is_some_and(|path| path.contains(&of_second)));
+        std::fs::read_to_string(second.unwrap()).unwrap()
+    };
+    let status = || Status::of(&dir.path().join("h1")).0;
+    let wrong = || status()["dataplane_wrong"].as_str().unwrap_or_default().to_owned();
+    wait_until(SOON, "the status names the address", || wrong().contains("fe80::2"));
+    assert!(value().contains(r#""PublicIPv6":null"#), "{}", value());
+    assert!(status()["lease"]["ipv6"]["public_ip"].is_null(), "{}", status());
+    wait_until(SOON, "IPv4 is carried", || lab.ping(0, nodes[1].lease.pod_address(), 1400));
+    wire(&["add", "fd99::2/64", "nodad"]);
+    for (own, other) in [(0, 1), (1, 0)] {
+        wait_for_pings(&lab, own, &pods[other], PAYLOAD_BYTES);
+    }
+    assert!(value().contains(r#""PublicIPv6":"fd99::2""#), "{}", value());
+    wait_until(SOON, "the status is well again", || wrong().is_empty());
+}
+
+#[test]
 fn vxlan_peers_of_one_family_get_that_alone() {
     let pair = Pair::start(&config("vxlan"));
     let data = |last: &str| format!(r#"{{"VNI":1,"VtepMAC":"0a:00:00:00:00:{last}"}}"#);
@@ -270,6 +303,66 @@ fn vxlan_peers_of_one_family_get_that_alone() {
         pair.wait_for_text(0, argv, words, false);
     }
     pair.wait_for_traffic();
+}
+
+#[test]
+fn what_becomes_of_a_peers_ipv6_is_told() {
+    let pair = Pair::start(&config("vxlan"));
+    let data = |last: &str| format!(r#"{{"VNI":1,"VtepMAC":"0a:00:00:00:00:{last}"}}"#);
+    let value = |host: &str, v6: &str, rest: &str| {
+        format!(r#"{{"PublicIP":"{host}","PublicIPv6":{v6},"BackendType":"vxlan",{rest}}}"#)
+    };
+    let files = pair.dir.path();
+    let both = format!(r#""BackendData":{},"BackendV6Data":{}"#, data("02"), data("03"));
+    let key = |number: u8| format!("10.5.{number}.0-24&fd00:5:0:{number}::-64");
+    put(files, &key(241), &value("172.20.1.2", r#""fd99::241""#, &both));
+    let v4 = format!(r#""BackendData":{}"#, data("04"));
+    put(files, &key(242), &value("172.20.1.3", r#""fd99::242""#, &v4));
+    let routes = &["ip", "route", "show"];
+    pair.wait_for_text(0, FDB, "0a:00:00:00:00:03 dst fd99::241 self permanent", true);
+    pair.wait_for_text(0, routes, "10.5.242.0/24 via 10.5.242.0 dev flannel.1 onlink", true);
+    let weft = |words: &[&str]| {
+        let output =
+            pair.host(0).command(&[&[env!("CARGO_BIN_EXE_weft")], words].concat()).output();
+        let output = output.unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    let lacks_vtep = |text: &str| text.contains("fd99::242") && text.contains("VtepMAC");
+    let socket = pair.home(0).join("weft.sock");
+    let peers = weft(&["peers", "--socket", socket.to_str().unwrap()]);
+    let told = peers.lines().find(|line| line.starts_with("10.5.242.0/24: "));
+    assert!(told.is_some_and(lacks_vtep), "{peers}");
+    let row = peers.lines().find(|line| line.starts_with("10.5.241.0/24,")).unwrap_or(&peers);
+    assert!(row.contains(",fd00:5:0:241::/64 ") && row.contains(" 172.20.1.2,fd99::241 "), "{row}");
+    let store = format!("--local-store={}", files.join("store").display());
+    let leases = weft(&["lease", "list", "--", &store]);
+    let flaw = leases.lines().find(|line| line.starts_with("unusable: ")).unwrap_or(&leases);
+    assert!(flaw.contains("10.5.242.0-24&") && lacks_vtep(flaw), "{leases}");
+
+    let moved = value("172.20.1.2", r#""fd99::243""#, &both);
+    put(files, &key(241), &moved);
+    pair.wait_for_text(0, FDB, "0a:00:00:00:00:03 dst fd99::243 self permanent", true);
+    // No host's address: IPv4 stays.
+    put(files, &key(242), &value("172.20.1.3", r#""fd99::zz""#, &v4));
+    wait_until(SOON, "weft peers tells what is wrong with the address", || {
+        let peers = weft(&["peers", "--socket", socket.to_str().unwrap()]);
+        let told = peers.lines().find(|line| line.starts_with("10.5.242.0/24: "));
+        told.is_some_and(|told| told.contains("\"fd99::zz\""))
+    });
+    pair.wait_for_text(0, routes, "10.5.242.0/24 via 10.5.242.0 dev flannel.1 onlink", true);
+    std::fs::remove_file(files.join("store/subnets").join(key(241))).unwrap();
+    pair.wait_for_text(0, FDB, "fd99::243", false);
+    let log = || pair.nodes[0].daemon.output();
+    let subnet = "fd00:5:0:241::/64";
+    for line in [
+        format!("Subnet added: {subnet} via fd99::241"),
+        format!("Subnet moved: {subnet} from fd99::241 to fd99::243"),
+        format!("Subnet removed: {subnet}"),
+        format!("Ignoring {:?}", key(242)),
+    ] {
+        wait_until(SOON, &format!("{line:?} is told"), || log().contains(&line));
+        assert_eq!(log().matches(&line).count(), 1, "{line:?} is to be told once");
+    }
 }
 
 #[test]

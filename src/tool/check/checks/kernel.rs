@@ -7,11 +7,12 @@ use super::super::finding::{Checked, failed, forwarding_cure, skipped, together,
 use super::super::firewall::{
     BRIDGED, Content, FORWARDED, FORWARDED_ON, Hook, Packet, RECEIVED, SENT, dropped_by, may_drop,
 };
-use super::network::{bridges, external_name, strangers};
+use super::network::{bridges, external_name};
+use super::routes::strangers;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::host::netlink::policies::{Decision, Policy};
 use crate::route::Prefix;
-use crate::tool::explain::FORWARDS_NOTHING;
+use crate::tool::explain::{FORWARDS_NOTHING, ToldFamily as _};
 
 /// Of a setting below `/proc/sys`.
 fn is_on(facts: &Facts, path: &str, cure: &str) -> Checked {
@@ -52,14 +53,14 @@ pub(super) fn device_forwarding(facts: &Facts) -> Checked {
 }
 
 pub(super) fn rp_filter(facts: &Facts) -> Checked {
-    let lease = facts.lease_ipv4("network")?;
+    let leased = Ipv4Addr::leased(facts.leased()?).ok_or("the network has no IPv4")?;
     let (Some(device), Some(host)) = (facts.device(), &facts.host) else {
         return skipped("no device is known");
     };
     let of = |name: &str| facts.sysctl(&format!("net/ipv4/conf/{name}/rp_filter"));
     // The larger of both counts.
     let effective = of("all").max(of(device)).ok_or("rp_filter can't be read")?;
-    match strangers(facts, host, &lease).first().filter(|_| effective == 1) {
+    match strangers(facts, host, leased).first().filter(|_| effective == 1) {
         None => Ok(format!("{effective} on {device}, routes are symmetric or it is loose")),
         Some(route) => warning(
             format!("rp_filter is 1 (strict) on {device}, and there is a route {route}"),

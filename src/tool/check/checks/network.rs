@@ -1,8 +1,8 @@
-//! Interfaces, their MTUs, and routes.
+//! Interfaces, their MTUs, and addresses.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::super::facts::{CheckedFamily, Facts, OwnRoute};
+use super::super::facts::{CheckedFamily, Facts};
 use super::super::finding::{
     Checked, Finding, failed, forwarding_cure, skipped, together, warning, well,
 };
@@ -10,12 +10,13 @@ use crate::backend::family::VXLAN_NAMES;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
+use crate::forward::decide::Leased;
 use crate::host::interface::{ExternalInterface, InterfaceError, select};
 use crate::host::listing::Listing;
-use crate::host::state::{Address, KernelFamily, Link, NextHop, Route, RouteKind, RouteProtocol};
+use crate::host::state::{Address, KernelFamily, Link, NextHop, Route};
 use crate::route::{Families, IpAddress, Prefix};
 use crate::stats::DropReason;
-use crate::status::LeaseIpv4;
+use crate::tool::explain::ToldFamily as _;
 
 /// Devices of other networks, by the beginnings of their names.
 const OTHER_NETWORKS: [(&str, &str); 5] = [
@@ -216,15 +217,31 @@ pub(super) fn bridges<'a, A: CheckedFamily>(
     host.links.iter().filter(is_bridge)
 }
 
+/// What is found in `v4` and in `v6`, as far as this host has leased them, by weftd.
+pub(super) fn of_families(
+    facts: &Facts,
+    v4: impl Fn(&Facts, &Listing, Leased<Ipv4Addr>) -> Checked,
+    v6: impl Fn(&Facts, &Listing, Leased<Ipv6Addr>) -> Checked,
+) -> Checked {
+    let (host, lease) = (facts.host()?, facts.leased()?);
+    let of_v4 = Ipv4Addr::leased(lease).map(|leased| v4(facts, host, leased));
+    let of_v6 = Ipv6Addr::leased(lease).map(|leased| v6(facts, host, leased));
+    together(of_v4, of_v6).unwrap_or_else(|| skipped("the lease has no subnet"))
+}
+
 pub(super) fn pod_bridge(facts: &Facts) -> Checked {
-    let host = facts.host()?;
-    let subnet = facts.lease_ipv4("subnet")?.subnet;
+    of_families(facts, bridge_of, bridge_of)
+}
+
+fn bridge_of<A: CheckedFamily>(facts: &Facts, host: &Listing, leased: Leased<A>) -> Checked {
+    let subnet = leased.subnet;
     let again = "The container runtime makes it: start a pod here, or restart the runtime.";
     let Some(link) = bridges(facts, host, subnet).next() else {
         let lately = facts.status().and_then(|status| status.drops_lately.as_ref());
         let is_missed = lately.is_some_and(|it| it.contains_key(DropReason::OwnSubnet.id()));
         let evidence = format!("no interface has an address of {subnet}");
-        if let Some(route) = host.routes.iter().find(|route| is_to_a_pod(facts, subnet, route)) {
+        let mut routes = A::listed(host).routes.iter();
+        if let Some(route) = routes.find(|route| is_to_a_pod(facts, subnet, route)) {
             return Ok(format!(
                 "{evidence}; pods have routes of their own, such as to {}",
                 route.destination
@@ -239,149 +256,39 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
     if !link.is_up {
         return failed(format!("{name} is down"), format!("ip link set {name} up"));
     }
-    if addresses_of::<Ipv4Addr>(host, link).next().is_none() {
+    if addresses_of::<A>(host, link).all(|it| it.address.is_of_link()) {
         let address = format!("{}/{}", subnet.first_host(), subnet.length_bits());
         let cure = format!("ip address add {address} dev {name}, or let the runtime make it anew.");
-        return failed(format!("{name} has no address"), cure);
+        return failed(format!("{name} has no address of {subnet}"), cure);
     }
-    let is_to_pods = |route: &Route| {
+    let is_to_pods = |route: &Route<A>| {
         let is_to_bridge = |hop: &NextHop| hop.interface_index == link.id.index;
         subnet.covers(route.destination) && route.next_hops.iter().any(is_to_bridge)
             || is_to_a_pod(facts, subnet, route)
     };
-    if !host.routes.iter().any(is_to_pods) {
+    if !A::listed(host).routes.iter().any(is_to_pods) {
         return failed(format!("no route leads into {subnet}, such as to {name}"), again);
     }
-    if facts.sysctl(&format!("net/ipv4/conf/{name}/forwarding")) == Some(0) {
+    // Of IPv6 the setting of all devices counts.
+    let is_v4 = A::BITS == Ipv4Addr::BITS as u8;
+    if is_v4 && facts.sysctl(&format!("net/ipv4/conf/{name}/forwarding")) == Some(0) {
         return failed(format!("net.ipv4.conf.{name}.forwarding is 0"), forwarding_cure(name));
     }
-    Ok(format!("{name} is up, with an address and a route"))
+    Ok(format!("{name} is up, with an address of {subnet} and a route"))
 }
 
 /// Whether this route leads to the link of one pod, as where pods have no bridge.
-fn is_to_a_pod(facts: &Facts, subnet: Prefix, route: &Route) -> bool {
+fn is_to_a_pod<A: CheckedFamily>(facts: &Facts, subnet: Prefix<A>, route: &Route<A>) -> bool {
     let of_pods = |hop: &NextHop| may_be_of_pods(facts, hop.interface_index);
     subnet.covers(route.destination)
-        && route.destination.length_bits() == 32
+        && route.destination.length_bits() == A::BITS
         && route.next_hops.first().is_some_and(of_pods)
 }
 
 /// Whether this link is neither weftd's, nor the external one, nor the loopback.
-fn may_be_of_pods(facts: &Facts, index: u32) -> bool {
+pub(super) fn may_be_of_pods(facts: &Facts, index: u32) -> bool {
     let name = facts.link_name(index);
     ![facts.device(), facts.ipv6_device(), facts.interface(), Some("lo")].contains(&Some(name))
-}
-
-/// Routes that take parts of the network elsewhere, as text.
-pub(super) fn strangers(facts: &Facts, host: &Listing, lease: &LeaseIpv4) -> Vec<String> {
-    let &LeaseIpv4 { network, subnet, .. } = lease;
-    let external = external_name(facts);
-    let is_gateway_usual = facts.backend().is_some_and(|it| it.carried_by() == CarriedBy::Kernel);
-    // A part of a lease is no lease; to a lease of another length weftd sets the route itself.
-    let is_too_long = |route: &Route| {
-        route.destination.length_bits() > subnet.length_bits()
-            && route.protocol != RouteProtocol::WEFT
-    };
-    // The hosts' own network may lie in the overlay's, which `address-overlap` reports.
-    let is_of_hosts = |route: &Route| {
-        let [hop] = route.next_hops.as_slice() else { return false };
-        external.as_deref() == Some(facts.link_name(hop.interface_index))
-            && host.addresses.iter().any(|address| {
-                let is_its = address.interface_index == hop.interface_index;
-                is_its && route.destination.contains(address.address)
-            })
-    };
-    let is_ours = |route: &Route| {
-        if subnet.covers(route.destination) || is_of_hosts(route) {
-            return true;
-        }
-        !route.next_hops.is_empty()
-            && route.next_hops.iter().all(|hop| {
-                let name = facts.link_name(hop.interface_index);
-                let is_own = facts.device().is_some_and(|device| name.starts_with(device));
-                let is_to_host = hop.gateway.is_some() && external.as_deref() == Some(name);
-                is_own || is_gateway_usual && is_to_host && !is_too_long(route)
-            })
-    };
-    // One behind a route of weftd's to the same destination is not used.
-    let is_behind = |route: &Route| {
-        let key = |route: &Route| (route.destination, route.type_of_service);
-        let same = host.routes.iter().filter(|other| key(other) == key(route));
-        same.min_by_key(|route| route.metric).is_some_and(is_ours)
-    };
-    let is_stranger =
-        |route: &&Route| network.covers(route.destination) && !is_ours(route) && !is_behind(route);
-    host.routes.iter().filter(is_stranger).map(|route| shown(facts, route)).collect()
-}
-
-/// Routes that the kernel follows, and by which packets for some of this host's pods do not reach
-/// them, as text. A pod may have a route of its own, to its link.
-fn takers(facts: &Facts, host: &Listing, subnet: Prefix) -> Vec<String> {
-    let has_bridge = bridges(facts, host, subnet).next().is_some();
-    let is_pods_link = |route: &Route, index: u32| {
-        let is_bridge = bridges(facts, host, subnet).any(|link| link.id.index == index);
-        let is_whole = route.destination == subnet || route.destination.length_bits() == 32;
-        is_bridge || may_be_of_pods(facts, index) && is_whole
-    };
-    let is_to_bridge = |OwnRoute { route, .. }: &OwnRoute| {
-        let hop = route.next_hops.first();
-        (route.kind, route.destination) == (RouteKind::UNICAST, subnet)
-            && hop.is_some_and(|hop| is_pods_link(route, hop.interface_index))
-    };
-    let leads_away = |OwnRoute { route, path, .. }: &&OwnRoute| match (route.kind, path) {
-        (RouteKind::UNICAST, Some(path)) => route.next_hops.iter().any(|hop| {
-            let is_followed =
-                (hop.interface_index, hop.gateway) == (path.interface_index, path.gateway);
-            // Some have an address of this host for the gateway to its pods.
-            let is_own = |it: &Address| hop.gateway == Some(IpAddr::V4(it.address));
-            let leaves = hop.gateway.is_some() && !host.addresses.iter().any(is_own);
-            is_followed && (leaves || !is_pods_link(route, hop.interface_index))
-        }),
-        (RouteKind::LOCAL, Some(path)) => {
-            let address = route.destination.network();
-            let has_address = host.addresses.iter().any(|it| it.address == address);
-            facts.link_name(path.interface_index) == "lo" && !has_address
-        }
-        // weftd's own blackhole is behind the bridge's route, and alone before there is a bridge.
-        (RouteKind::BLACKHOLE, None) if route.destination == subnet => {
-            has_bridge && !facts.own_routes.iter().any(is_to_bridge)
-        }
-        (RouteKind::BLACKHOLE | RouteKind::UNREACHABLE | RouteKind::PROHIBIT, None) => true,
-        _ => false,
-    };
-    let taking = facts.own_routes.iter().filter(leads_away);
-    let text = |OwnRoute { table, route, .. }: &OwnRoute| {
-        format!("{} (table {table}), of {subnet}, this host's pods", shown(facts, route))
-    };
-    taking.map(text).collect()
-}
-
-fn shown(facts: &Facts, route: &Route) -> String {
-    match (route.kind, route.next_hops.first()) {
-        (RouteKind::UNICAST, Some(hop)) => {
-            format!("{} dev {}", route.destination, facts.link_name(hop.interface_index))
-        }
-        (RouteKind::LOCAL, _) => format!("{} to this host itself", route.destination),
-        _ => format!("{} to nowhere (a blackhole or the like)", route.destination),
-    }
-}
-
-pub(super) fn foreign_routes(facts: &Facts) -> Checked {
-    let host = facts.host()?;
-    let lease = facts.lease_ipv4("network")?;
-    if facts.backend().is_none_or(|kind| kind.carried_by() == CarriedBy::Others) {
-        return skipped("this backend sets no routes");
-    }
-    let found = [takers(facts, host, lease.subnet), strangers(facts, host, &lease)].concat();
-    if found.is_empty() {
-        return Ok(format!("none in {}", lease.network));
-    }
-    failed(
-        found.join("; "),
-        "Pods there are unreachable, unless these ways lead to them all the same. If nobody needs \
-         these routes, remove them (ip route del), or whatever sets them; if they lead to networks \
-         of this host, choose another Network.",
-    )
 }
 
 /// Whether a host's address in its `subnet` is one that a pod may get. The overlay's device has the
@@ -404,9 +311,16 @@ fn is_of_a_pod<A: CheckedFamily>(
 }
 
 pub(super) fn overlap(facts: &Facts) -> Checked {
-    let host = facts.host()?;
-    let LeaseIpv4 { network, subnet, .. } = facts.lease_ipv4("network")?;
-    if let Some(it) = host.addresses.iter().find(|it| is_of_a_pod(facts, host, subnet, it)) {
+    of_families(facts, overlap_of, overlap_of)
+}
+
+fn overlap_of<A: CheckedFamily>(
+    facts: &Facts,
+    host: &Listing,
+    Leased { network, subnet }: Leased<A>,
+) -> Checked {
+    let addresses = A::listed(host).addresses;
+    if let Some(it) = addresses.iter().find(|it| is_of_a_pod(facts, host, subnet, it)) {
         let (name, address) = (facts.link_name(it.interface_index), it.address);
         return warning(
             format!(
@@ -419,9 +333,8 @@ pub(super) fn overlap(facts: &Facts) -> Checked {
             ),
         );
     }
-    let is_stray =
-        |address: &&Address| network.contains(address.address) && !subnet.contains(address.address);
-    let Some(stray) = host.addresses.iter().find(is_stray) else {
+    let is_stray = |it: &&Address<A>| network.contains(it.address) && !subnet.contains(it.address);
+    let Some(stray) = addresses.iter().find(is_stray) else {
         return Ok(format!("none in {network} outside {subnet}"));
     };
     let name = facts.link_name(stray.interface_index);

@@ -505,22 +505,22 @@ const OF_THE_HOST: &[Wrong] = &[
         it.sysctls.insert("net/ipv4/conf/flannel0/forwarding".to_owned(), 0);
     }),
     ("foreign-routes", Judged::Failed, "10.5.1.128/25 dev eth0 (table 100)", |it| {
-        it.own_routes = vec![own_route(100, route("10.5.1.128/25", 2, None), 2)];
+        it.v4.own_routes = vec![own_route(100, route("10.5.1.128/25", 2, None), 2)];
     }),
     ("foreign-routes", Judged::Failed, "10.5.1.0/25 dev if9", |it| {
         host(it).links.push(link(9, "if9", 1500));
-        it.own_routes = vec![own_route(254, route("10.5.1.0/25", 9, None), 9)];
+        it.v4.own_routes = vec![own_route(254, route("10.5.1.0/25", 9, None), 9)];
     }),
     ("foreign-routes", Judged::Failed, "10.5.1.9/32 to nowhere", |it| {
         let route = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.9/32", 0, None) };
-        it.own_routes = vec![OwnRoute { table: 254, route, path: None }];
+        it.v4.own_routes = vec![OwnRoute { table: 254, route, path: None }];
     }),
     ("foreign-routes", Judged::Failed, "10.5.1.0/24 dev eth0 (table 254)", |it| {
-        it.own_routes = vec![own_route(254, route("10.5.1.0/24", 2, Some("192.0.2.9")), 2)];
+        it.v4.own_routes = vec![own_route(254, route("10.5.1.0/24", 2, Some("192.0.2.9")), 2)];
     }),
     ("foreign-routes", Judged::Failed, "10.5.1.0/24 to nowhere", |it| {
         let route = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/24", 0, None) };
-        it.own_routes = vec![OwnRoute { table: 254, route, path: None }];
+        it.v4.own_routes = vec![OwnRoute { table: 254, route, path: None }];
     }),
     ("address-overlap", Judged::Warning, "lo has 10.5.1.7", |it| {
         host(it).addresses.push(Address { prefix_length_bits: 32, ..address(1, "10.5.1.7") });
@@ -683,7 +683,7 @@ fn what_leads_to_pods_takes_none_away() {
     let local = |to| Route { kind: RouteKind::LOCAL, ..route(to, 1, None) };
     let broadcast = Route { kind: RouteKind(3), ..route("10.5.1.255/32", 4, None) };
     host(&mut facts).links.push(link(9, "veth9", 1500));
-    facts.own_routes = vec![
+    facts.v4.own_routes = vec![
         own_route(254, route("10.5.1.7/32", 9, None), 9),
         own_route(254, route("10.5.1.128/25", 4, None), 4),
         own_route(100, route("10.5.1.0/24", 2, None), 4),
@@ -696,15 +696,15 @@ fn what_leads_to_pods_takes_none_away() {
     let blackhole = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/24", 0, None) };
     let behind = OwnRoute { table: 254, route: blackhole, path: None };
     host(&mut facts).addresses.push(address(9, "10.5.1.185"));
-    facts.own_routes = vec![own_route(254, by_own, 9), behind];
+    facts.v4.own_routes = vec![own_route(254, by_own, 9), behind];
     assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok, "by an address of this host");
     host(&mut facts).addresses.pop();
     let mut podless = well(BackendKind::Udp);
     host(&mut podless).links.remove(3);
     let blackhole = Route { kind: RouteKind::BLACKHOLE, ..route("10.5.1.0/24", 0, None) };
-    podless.own_routes = vec![OwnRoute { table: 254, route: blackhole, path: None }];
+    podless.v4.own_routes = vec![OwnRoute { table: 254, route: blackhole, path: None }];
     assert_eq!(judge("foreign-routes", &podless).verdict, Judged::Ok, "weftd's own, before pods");
-    facts.own_routes = vec![own_route(255, local("10.5.1.7/32"), 1)];
+    facts.v4.own_routes = vec![own_route(255, local("10.5.1.7/32"), 1)];
     assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Failed, "nobody has the address");
     host(&mut facts).addresses[1].address = [10, 5, 1, 254].into();
     for id in ["address-overlap", "bridge-mtu", "pod-bridge"] {

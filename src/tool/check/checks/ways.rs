@@ -4,18 +4,21 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::super::facts::{CheckedFamily, Facts, Filter, PeerWay, Resolved};
 use super::super::finding::{Checked, failed, skipped, together, warning};
-use super::network::foreign_routes;
+use super::routes::has_no_foreign;
 use crate::backend_kind::BackendKind;
 
 const NO_WAYS: &str = "weftd says no interface or no peers, or the kernel no routes";
 
 pub(super) fn to_peers(facts: &Facts) -> Checked {
-    let datagrams: fn(&PeerWay) -> Option<&str> = |way| way.to_refused.as_deref();
-    // A route that takes the pods' packets of IPv4 has a check of its own.
-    let refused = if foreign_routes(facts).is_ok() { to_refused } else { datagrams };
-    let what = "can't be sent to";
-    together(judge(facts, refused, what), judge::<Ipv6Addr>(facts, to_refused, what))
+    together(to_peers_of::<Ipv4Addr>(facts), to_peers_of::<Ipv6Addr>(facts))
         .unwrap_or_else(|| skipped(NO_WAYS))
+}
+
+fn to_peers_of<A: CheckedFamily>(facts: &Facts) -> Option<Checked> {
+    let datagrams: fn(&PeerWay<A>) -> Option<&str> = |way| way.to_refused.as_deref();
+    // A route that takes the pods' packets has a check of its own.
+    let refused = if has_no_foreign::<A>(facts) { to_refused } else { datagrams };
+    judge(facts, refused, "can't be sent to")
 }
 
 pub(super) fn from_peers(facts: &Facts) -> Checked {

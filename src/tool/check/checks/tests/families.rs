@@ -4,9 +4,23 @@ use std::net::Ipv6Addr;
 
 use super::{
     Address, BackendKind, CHECKS, DaemonState, Facts, Finding, Judged, Lease, LeaseIpv6, Link,
-    Listing, MacAddress, PeerWay, Wrong, host, judge, link, parse_iptables, said, vxlan, well,
+    Listing, MacAddress, NextHop, OwnRoute, PeerWay, Route, RouteKind, RouteProtocol, Wrong, host,
+    judge, link, parse_iptables, said, vxlan, well,
 };
 use crate::route::{Prefix, Prefixes};
+
+fn route(destination: &str, interface_index: u32, gateway: Option<&str>) -> Route<Ipv6Addr> {
+    let gateway = gateway.map(|gateway| gateway.parse().unwrap());
+    Route {
+        destination: destination.parse().unwrap(),
+        metric: 1024,
+        kind: RouteKind::UNICAST,
+        protocol: RouteProtocol::BOOT,
+        type_of_service: 0,
+        mtu_bytes: None,
+        next_hops: vec![NextHop { interface_index, gateway }],
+    }
+}
 
 /// A host of a network without IPv4, which has and forwards none.
 fn without_ipv4() -> Facts {
@@ -36,7 +50,12 @@ fn without_ipv4() -> Facts {
     ];
     let own = [(2, "fe80::1"), (2, "fd99::1"), (4, "fe80::4"), (4, "fd00:5:0:1::1")];
     let addresses_v6 = own.map(|(index, text)| address(index, text)).to_vec();
-    facts.host = Some(Listing { links, addresses_v6, ..Listing::default() });
+    let routes_v6 = vec![
+        route("fd00:5:0:1::/64", 4, None),
+        route("fd00:5:0:1::/128", 3, None),
+        route("fd00:5:0:2::/64", 3, Some("fd00:5:0:2::")),
+    ];
+    facts.host = Some(Listing { links, addresses_v6, routes_v6, ..Listing::default() });
     facts.v4.ways.clear();
     facts.v6.ways = vec![PeerWay {
         host: "fd99::2".parse().unwrap(),
@@ -68,6 +87,9 @@ fn of_a_host_without_ipv4_that_of_ipv6_is_looked_at() {
         ("external-interface", "fd99::1"),
         ("overlay-mtu", "flannel-v6.1 has MTU 1430"),
         ("bridge-mtu", "cni0"),
+        ("pod-bridge", "cni0"),
+        ("foreign-routes", "fd00:5::/48"),
+        ("address-overlap", "fd00:5::/48"),
         ("ip-forward", "net.ipv6.conf.all.forwarding"),
         ("way-to-peers", "by IPv6"),
         ("way-from-peers", "by IPv6"),
@@ -99,6 +121,26 @@ const OF_IPV6: &[Wrong] = &[
     }),
     ("bridge-mtu", Judged::Warning, "cni0 has MTU 1500, the overlay 1430", |it| {
         host(it).links[3].mtu_bytes = 1500;
+    }),
+    ("pod-bridge", Judged::Failed, "cni0 has no address of fd00:5:0:1::/64", |it| {
+        host(it).addresses_v6.pop();
+    }),
+    ("pod-bridge", Judged::Failed, "no route leads into fd00:5:0:1::/64", |it| {
+        host(it).routes_v6.remove(0);
+    }),
+    ("foreign-routes", Judged::Failed, "fd00:5:0:3::/64 dev eth0", |it| {
+        host(it).routes_v6.push(route("fd00:5:0:3::/64", 2, None));
+    }),
+    ("foreign-routes", Judged::Failed, "fd00:5:0:1::9/128 to nowhere", |it| {
+        let kind = RouteKind::BLACKHOLE;
+        let route = Route { kind, ..route("fd00:5:0:1::9/128", 1, None) };
+        it.v6.own_routes = vec![OwnRoute { table: 254, route, path: None }];
+    }),
+    // Of an earlier subnet.
+    ("address-overlap", Judged::Warning, "cni0 has fd00:5:0:9::1", |it| {
+        let own = host(it).addresses_v6[3];
+        let address = "fd00:5:0:9::1".parse().unwrap_or(own.address);
+        host(it).addresses_v6.push(Address { address, ..own });
     }),
     ("ip-forward", Judged::Failed, "net.ipv6.conf.all.forwarding is 0", |it| {
         it.sysctls.insert("net/ipv4/ip_forward".to_owned(), 1);
@@ -133,6 +175,46 @@ const OF_IPV6: &[Wrong] = &[
         it.v6.unread = Some("nft is not in PATH".to_owned());
     }),
 ];
+
+#[test]
+fn a_fault_of_one_family_is_found_beside_the_other() {
+    let mut v6 = without_ipv4();
+    let ipv6 = said(&mut v6).lease.as_ref().unwrap().ipv6;
+    let both = || {
+        let mut both = well(BackendKind::Vxlan);
+        let status = said(&mut both);
+        status.ipv6_device = Some("flannel-v6.1".to_owned());
+        status.lease.as_mut().unwrap().ipv6 = ipv6;
+        both
+    };
+    let ids = ["pod-bridge", "foreign-routes", "address-overlap"];
+    // cni0 has no address of IPv6.
+    assert_eq!(judge(ids[0], &both()).verdict, Judged::Failed);
+    let with_v6 = |break_it: fn(&mut Listing)| {
+        let mut facts = both();
+        let of_v6 = v6.host.clone().unwrap();
+        let listing = host(&mut facts);
+        listing.links.push(Link { id: link(9, "flannel-v6.1", 0).id, ..vxlan(9, 1430) });
+        listing.addresses_v6 = of_v6.addresses_v6;
+        listing.routes_v6 = vec![
+            route("fd00:5:0:1::/64", 4, None),
+            route("fd00:5:0:2::/64", 9, Some("fd00:5:0:2::")),
+        ];
+        break_it(listing);
+        facts
+    };
+    for id in ids {
+        let finding = judge(id, &with_v6(|_| {}));
+        assert_eq!(finding.verdict, Judged::Ok, "{id}: {finding:?}");
+    }
+    let finding = judge(ids[0], &with_v6(|it| it.links[3].is_up = false));
+    assert_eq!(finding.evidence, "cni0 is down", "told once, for both families");
+    let finding =
+        judge(ids[1], &with_v6(|it| it.routes_v6.push(route("fd00:5:0:7::/64", 2, None))));
+    assert_eq!(finding.verdict, Judged::Failed, "{finding:?}");
+    let shows = ["fd00:5:0:7::/64 dev eth0", "none in 10.5.0.0/16"];
+    assert!(shows.iter().all(|it| finding.evidence.contains(it)), "{finding:?}");
+}
 
 #[test]
 fn each_fault_of_ipv6_is_named() {
