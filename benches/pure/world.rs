@@ -89,6 +89,7 @@ impl World {
                 leased: Families::of_v6(Some(leased), leased_v6),
                 underlay: "192.168.0.1:8285".parse().expect("an endpoint"),
                 mtu_bytes: MTU_BYTES,
+                whole_bytes: MTU_BYTES,
                 is_strict: false,
             },
             table: Table::build(peers(&subnets(peer_count, Shape::Dense))),

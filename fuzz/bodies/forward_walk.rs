@@ -125,6 +125,7 @@ impl Walk {
                 leased: Families::of_v6(Some(leased), leased_v6),
                 underlay: SENDERS[3].into(),
                 mtu_bytes: 1472,
+                whole_bytes: 1472,
                 is_strict: false,
             },
             table: Table::build(peers.to_vec()),

@@ -13,6 +13,7 @@ use crate::control::lease::{Lease, Lifetime};
 use crate::control::status::{ControlState, Names};
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
+use crate::host::mtu::beyond_path;
 use crate::route::{self, Prefixes};
 use crate::stats::WorkerStats;
 use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
@@ -55,10 +56,11 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
                 row.from_source_ports = Some(spread.contains(&table.host_key(address.ip())));
                 if let (PeerState::Ok, Some(bytes)) = (row.state, path_mtu_bytes) {
                     row.state = PeerState::Narrow;
+                    let beyond = beyond_path(address.ip(), subnets.v6().is_some(), bytes);
                     row.why = Some(format!(
                         "the path takes no packets of more than {bytes} bytes, and the kernel is \
                          told so; if most are so narrow, set MTU in the Backend of the network \
-                         configuration"
+                         configuration{beyond}"
                     ));
                 }
                 let workers = stats.iter().map(AsRef::as_ref);

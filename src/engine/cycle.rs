@@ -175,9 +175,11 @@ impl Prompt {
     }
 }
 
-/// This host, with the MTU that the overlay has now.
+/// This host, with what fits now.
 fn local(config: &WorkerConfig) -> Local {
-    Local { mtu_bytes: config.mtu_bytes.load(Ordering::Relaxed), ..config.local }
+    let [mtu_bytes, whole_bytes] =
+        [&config.mtu_bytes, &config.whole_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+    Local { mtu_bytes, whole_bytes, ..config.local }
 }
 
 /// The room that is waited for, how long at most, and in the send buffer of which socket.

@@ -26,6 +26,8 @@ pub struct WorkerConfig {
     /// Largest packet that fits the tunnel, in bytes, which may change while it runs; what `local`
     /// says of it is not looked at.
     pub mtu_bytes: Arc<AtomicU16>,
+    /// The same of the largest packet that goes whole.
+    pub whole_bytes: Arc<AtomicU16>,
     /// Where the control plane publishes routes.
     pub routes: Published,
     /// Where it counts.

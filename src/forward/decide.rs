@@ -23,12 +23,22 @@ pub struct Local {
     pub underlay: SocketAddr,
     /// Largest packet that fits the tunnel.
     pub mtu_bytes: u16,
+    /// Largest packet whose datagram the external interface takes whole; what is longer goes in
+    /// fragments.
+    pub whole_bytes: u16,
     /// Whether inner sources must be leased, and datagrams come from the public address of that
     /// lease and the tunnel's port, or a source port that goes with it.
     pub is_strict: bool,
 }
 
 impl Local {
+    /// To how many bytes TCP over this family is held, if longer packets would go in fragments and
+    /// its sender can't be told so, as with IPv6, whose packets may always have 1,280.
+    #[inline(always)]
+    pub(super) fn held_to<A: Routed>(&self) -> Option<u16> {
+        (A::VERSION == 6 && self.whole_bytes < self.mtu_bytes).then_some(self.whole_bytes)
+    }
+
     /// Address of the TUN device that peers ask for echoes: that of IPv4, if it has one.
     pub fn tun_address(&self) -> IpAddr {
         self.leased.map(|v4| v4.tun_address(), |v6| v6.tun_address()).first()

@@ -158,6 +158,9 @@ impl Egress {
         let decided = self.decide(context, leased, header, bytes, load);
         let Some(destination) = decided else { return Ok(()) };
         A::decrement_ttl(bytes);
+        if let Some(packet_bytes) = context.local.held_to::<A>() {
+            transport::limit_segment_size(header, bytes, packet_bytes, checksum.is_some());
+        }
         if let Some(partial) = checksum {
             let (start, offset) = (usize::from(partial.start), usize::from(partial.offset));
             // Inside the IP header it would edit what was just decided on.

@@ -228,6 +228,9 @@ impl Ingress {
             header.ecn = ecn;
         }
         let left = transport::left_checksum(&header, bytes);
+        if let Some(packet_bytes) = local.held_to::<A>() {
+            transport::limit_segment_size(&header, bytes, packet_bytes, left.is_some());
+        }
         let is_super = header.total_bytes > local.mtu_bytes && left == Some(TCP_CHECKSUM_OFFSET);
         let pushed = if is_super && self.coalescer.limits().tcp {
             self.coalescer.push_super(arena, packet, &header, local.mtu_bytes)

@@ -57,6 +57,7 @@ pub(crate) fn local() -> Local {
         leased: Families::of_v4(leased, None),
         underlay: US,
         mtu_bytes: MTU_BYTES,
+        whole_bytes: MTU_BYTES,
         is_strict: false,
     }
 }

@@ -71,14 +71,43 @@ pub fn no_room<A: KernelFamily>(what: &str, overhead_bytes: u32) -> MtuError {
     ))
 }
 
-/// That an overlay of this MTU can't carry IPv6.
-pub fn no_room_for_ipv6(mtu_bytes: u16, overhead_bytes: u32) -> MtuError {
-    MtuError(format!(
-        "the overlay's MTU is {mtu_bytes}, and IPv6 needs {IPV6_MTU_BYTES_MIN}: the external \
-         interface must have an MTU of {} at least, and Backend.MTU may not be less than \
-         {IPV6_MTU_BYTES_MIN}; or set EnableIPv6 to false",
-        u32::from(IPV6_MTU_BYTES_MIN) + overhead_bytes
-    ))
+/// What packets of IPv6 may always have inside, if the overlay `has_ipv6` and `mtu_bytes` is less:
+/// then those that are longer than the external interface takes go in fragments. An interface that
+/// can carry no IPv6 itself is refused, and so is a `Backend.MTU` that leaves IPv6 no room.
+pub fn with_room_for_ipv6(
+    has_ipv6: bool,
+    mtu_bytes: u16,
+    external_bytes: u32,
+    overhead_bytes: u32,
+) -> Result<u16, MtuError> {
+    let least_bytes = u32::from(IPV6_MTU_BYTES_MIN);
+    let is_configured = u32::from(mtu_bytes) < external_bytes.saturating_sub(overhead_bytes);
+    if !has_ipv6 || mtu_bytes >= IPV6_MTU_BYTES_MIN {
+        Ok(mtu_bytes)
+    } else if is_configured || external_bytes < least_bytes {
+        Err(MtuError(format!(
+            "the overlay's MTU is {mtu_bytes}, and IPv6 needs {least_bytes}: the external \
+             interface must have an MTU of {least_bytes} at least, and Backend.MTU may not be less \
+             than that; or set EnableIPv6 to false"
+        )))
+    } else {
+        Ok(IPV6_MTU_BYTES_MIN)
+    }
+}
+
+/// What becomes of packets that are longer than the path between hosts of this family takes, where
+/// that `has_ipv6` and takes less than packets of IPv6 may always have; else nothing.
+pub fn beyond_path(underlay: IpAddr, has_ipv6: bool, path_bytes: u16) -> &'static str {
+    match underlay {
+        _ if !has_ipv6 || path_bytes >= IPV6_MTU_BYTES_MIN => "",
+        IpAddr::V4(_) => {
+            "; longer packets of IPv6 go in fragments, which arrive unless routers drop them"
+        }
+        IpAddr::V6(_) => {
+            "; longer packets of IPv6 go in fragments if routers say that the path is narrow, and \
+             are lost if none does"
+        }
+    }
 }
 
 /// As [`overlay_mtu_bytes`], for an external interface that changed while the overlay runs: a
@@ -127,6 +156,23 @@ mod tests {
         assert_eq!(followed_mtu_bytes(9000, 28, Some(1472)), Ok(1472));
         assert_eq!(followed_mtu_bytes(1400, 28, Some(1472)), Ok(1372));
         refused(followed_mtu_bytes(95, 28, None), "the external interface has MTU 95,");
+    }
+
+    #[test]
+    fn ipv6_has_its_least_mtu_on_any_interface_that_can_carry_it() {
+        let of = |mtu_bytes, external_bytes, overhead_bytes| {
+            with_room_for_ipv6(true, mtu_bytes, external_bytes, overhead_bytes)
+        };
+        assert_eq!(of(1472, 1500, 28), Ok(1472));
+        assert_eq!(of(1280, 1308, 28), Ok(1280));
+        for external_bytes in [1280, 1300, 1307] {
+            let mtu_bytes = external_bytes as u16;
+            assert_eq!(of(mtu_bytes - 28, external_bytes, 28), Ok(1280), "in fragments");
+            assert_eq!(of(mtu_bytes - 48, external_bytes, 48), Ok(1280), "in fragments");
+        }
+        refused(of(1251, 1279, 28), "the overlay's MTU is 1251, and IPv6 needs 1280");
+        refused(of(1279, 1500, 28), "the overlay's MTU is 1279, and IPv6 needs 1280");
+        assert_eq!(with_room_for_ipv6(false, 1000, 1028, 28), Ok(1000));
     }
 
     #[test]

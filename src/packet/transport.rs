@@ -20,6 +20,8 @@ pub const UDP_CHECKSUM_OFFSET: usize = 6;
 pub mod tcp_flags {
     /// No more data from the sender.
     pub const FIN: u8 = 0x01;
+    /// Opens a connection.
+    pub const SYN: u8 = 0x02;
     /// Push.
     pub const PSH: u8 = 0x08;
     /// The acknowledgment field counts.
@@ -125,6 +127,59 @@ pub fn left_checksum<A: Family>(header: &Header<A>, packet: &[u8]) -> Option<usi
     };
     let field = packet.get(usize::from(header.header_bytes) + offset..)?.first_chunk()?;
     (*field == checksum::partial(header.pseudo_header_sum())).then_some(offset)
+}
+
+/// Options of TCP (RFC 9293, section 3.1): the end of them, one byte of nothing, and how long
+/// segments may be that the sender takes, with its length.
+const TCP_OPTIONS_END: u8 = 0;
+const TCP_NO_OPERATION: u8 = 1;
+const TCP_SEGMENT_SIZE: [u8; 2] = [2, 4];
+
+/// Has whoever gets this packet, if it opens a TCP connection, answer with segments that fit into
+/// packets of `packet_bytes`, options aside: lowers what it says of that, if it says more. The
+/// packet, exactly what `header` describes, has its checksum updated, unless that `is_partial`.
+pub fn limit_segment_size<A: Family>(
+    header: &Header<A>,
+    packet: &mut [u8],
+    packet_bytes: u16,
+    is_partial: bool,
+) {
+    if header.protocol != protocol::TCP || header.is_fragment() {
+        return;
+    }
+    let Some(segment) = packet.get_mut(usize::from(header.header_bytes)..) else { return };
+    let Some(tcp) = TcpHeader::parse(segment).filter(|tcp| tcp.flags & tcp_flags::SYN != 0) else {
+        return;
+    };
+    let headers_bytes = (A::HEADER_BYTES_MIN + TCP_HEADER_BYTES_MIN) as u16;
+    let most = packet_bytes.saturating_sub(headers_bytes).to_be_bytes();
+    let mut at = TCP_HEADER_BYTES_MIN;
+    while let Some(option) = segment.get_mut(at..tcp.header_bytes) {
+        let length = match option {
+            [TCP_NO_OPERATION, ..] => 1,
+            [kind, length, size @ ..] if [*kind, *length] == TCP_SEGMENT_SIZE => {
+                let Some(size) = size.first_chunk_mut().filter(|size| **size > most) else {
+                    return;
+                };
+                let is_odd = at % 2 == 1;
+                let (mut old, mut new) = (std::mem::replace(size, most), most);
+                if is_odd {
+                    // Its bytes lie in two words, the other way round.
+                    old.reverse();
+                    new.reverse();
+                }
+                let field = segment.get_mut(TCP_CHECKSUM_OFFSET..).filter(|_| !is_partial);
+                if let Some(field) = field.and_then(|field| field.first_chunk_mut()) {
+                    *field = checksum::update(*field, old, new);
+                }
+                return;
+            }
+            [TCP_OPTIONS_END, ..] | [] | [_] => return,
+            [_, length, ..] => usize::from(*length),
+        };
+        // A length of less says nothing.
+        at += length.max(1);
+    }
 }
 
 #[cfg(test)]

@@ -57,10 +57,13 @@ pub fn enable_overflow_count(socket: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Whether the kernel and the routers may fragment the datagrams of a socket that is bound to
 /// `address` (IP_PMTUDISC_OMIT), or all go with Don't Fragment, and one that is longer than the
-/// interface takes is refused with EMSGSIZE (IP_PMTUDISC_PROBE). Those over IPv6 no router
-/// fragments. Both go by the MTU of the interface and never by the path MTU that the
-/// kernel learns from ICMP (`ip_sk_use_pmtu`, include/net/ip.h), which anybody can forge who knows
-/// the addresses: the default, IP_PMTUDISC_WANT, and IP_PMTUDISC_DO believe it for ten minutes.
+/// interface takes is refused with EMSGSIZE (IP_PMTUDISC_PROBE). Both go by the MTU of the
+/// interface and never by the path MTU that the kernel learns from ICMP (`ip_sk_use_pmtu`,
+/// include/net/ip.h), which anybody can forge who knows the addresses: the default,
+/// IP_PMTUDISC_WANT, and IP_PMTUDISC_DO believe it for ten minutes. Over IPv6 no router
+/// fragments, so there the kernel has to believe those that say what a path takes
+/// (IPV6_PMTUDISC_WANT), down to 1,280 bytes, which all do.
+///
 /// What can't be fragmented goes without an IPv4 identification (RFC 6864, section 4), which
 /// costs two cache lines for each destination (`__ip_select_ident`, net/ipv4/route.c).
 pub fn set_fragmenting(
@@ -68,12 +71,19 @@ pub fn set_fragmenting(
     address: SocketAddr,
     fragmenting: bool,
 ) -> io::Result<()> {
-    // IPv6 has the same numbers for both.
-    let mode = if fragmenting { libc::IP_PMTUDISC_OMIT } else { libc::IP_PMTUDISC_PROBE };
-    match address {
-        SocketAddr::V4(_) => set_int(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, mode),
-        SocketAddr::V6(_) => set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, mode),
-    }
+    let (level, name, modes) = match address {
+        SocketAddr::V4(_) => (
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            [libc::IP_PMTUDISC_PROBE, libc::IP_PMTUDISC_OMIT],
+        ),
+        SocketAddr::V6(_) => (
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            [libc::IPV6_PMTUDISC_PROBE, libc::IPV6_PMTUDISC_WANT],
+        ),
+    };
+    set_int(socket, level, name, modes[usize::from(fragmenting)])
 }
 
 /// Has the kernel tell with each datagram the type of service or traffic class of what carried it.

@@ -437,7 +437,8 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
     fn local(&self, is_strict: bool) -> Result<Local, String> {
         let Self { underlay, mtu_bytes, leased, .. } = *self;
         let leased = leased.ok_or("weftd says no subnet of its own")?;
-        Ok(Local { leased, underlay, mtu_bytes, is_strict })
+        let whole_bytes = mtu_bytes;
+        Ok(Local { leased, underlay, mtu_bytes, whole_bytes, is_strict })
     }
 
     fn table(&self) -> Table {

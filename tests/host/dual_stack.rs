@@ -298,16 +298,43 @@ fn a_family_that_goes_leaves_nothing_on_a_kept_device() {
 }
 
 #[test]
-fn an_interface_too_narrow_for_ipv6_is_refused_by_name() {
+fn an_interface_that_can_carry_no_ipv6_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let store = local_store(dir.path(), &config("udp"));
     let lab = lab();
-    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1307"]);
+    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1279"]);
     let home = dir.path().join("h0");
     let mut daemon = lab.weftd(0, &home, &[&store]);
     wait_until(SOON, "the start ends", || daemon.ended().is_some());
-    assert!(daemon.complaints("1308") > 0, "{}", daemon.output());
-    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1308"]);
+    assert!(daemon.complaints("1280") > 0, "{}", daemon.output());
+    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1280"]);
     let mut daemon = lab.weftd(0, &home, &[&store]);
-    SubnetEnv::wait(&home.join("subnet.env"), &mut daemon);
+    let env = SubnetEnv::wait(&home.join("subnet.env"), &mut daemon);
+    assert_eq!(env.mtu_bytes, 1280, "pods can have no IPv6 with less");
+}
+
+/// Hosts cut what is longer than their interface takes.
+#[test]
+fn a_narrow_underlay_carries_both_families() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = local_store(dir.path(), &config("udp"));
+    let lab = lab();
+    for host in &lab.hosts {
+        host.exec(&["ip", "link", "set", "wire0", "mtu", "1280"]);
+    }
+    let nodes = [0, 1].map(|host| start(&lab, dir.path(), host, &store));
+    let pods = [0, 1].map(|host| connect(&lab, host, &nodes[host]));
+    lab.connect_pods([&nodes[0].lease, &nodes[1].lease]);
+    for (own, other) in [(0, 1), (1, 0)] {
+        wait_for_ping(&lab, own, &pods[other], 1232);
+    }
+    let pod: Ipv6Addr = pods[1].parse().unwrap();
+    tcp_transfer(&lab.pods[0], &lab.pods[1], pod, 4 << 20, true);
+    tcp_transfer(&lab.pods[1], &lab.pods[0], nodes[0].lease.pod_address(), 4 << 20, true);
+    let peer = || Status::of(&dir.path().join("h0")).0.pointer("/routes/0").cloned().unwrap();
+    wait_until(4 * SOON, "the status says what goes whole", || {
+        wait_for_ping(&lab, 0, &pods[1], 1232);
+        let why = peer()["why"].as_str().unwrap_or_default().to_owned();
+        peer()["path_mtu_bytes"] == 1252 && why.contains("fragments")
+    });
 }

@@ -89,6 +89,29 @@ fn a_narrow_path_is_found_and_pods_are_told() {
     wait_until(SEARCH_MAX, "the path is wide again", || route().is_empty());
 }
 
+/// Hosts cut what is longer than their interface takes, which IPv6 always may.
+#[test]
+fn a_narrow_underlay_carries_the_least_packets() {
+    let site = Site::start_with("udp", &[]);
+    for (host, subnet) in site.lab.hosts.iter().zip(&site.subnets) {
+        host.exec(&["ip", "link", "set", "wire0", "mtu", "1280"]);
+        let link = || host.exec(&["ip", "link", "show", "flannel0"]);
+        wait_until(SOON, &format!("the overlay of {subnet} has IPv6's least MTU"), || {
+            link().contains("mtu 1280 ")
+        });
+    }
+    let pods = site.connect();
+    for (own, other) in [(0, 1), (1, 0)] {
+        wait_for_pings(&site.lab, own, &pods[other], 1232);
+    }
+    transfer_both_ways(&site, [0, 1].map(|pod: usize| pods[pod].parse().unwrap()), 4 << 20);
+    wait_until(4 * SOON, "the status says what goes whole", || {
+        wait_for_pings(&site.lab, 0, &pods[1], 1232);
+        let why = site.peer(0)["why"].as_str().unwrap_or_default().to_owned();
+        site.peer(0)["path_mtu_bytes"] == 1232 && why.contains("fragments")
+    });
+}
+
 #[test]
 fn the_guard_lets_peers_in_and_nobody_else() {
     let (site, pods) = site(&["--guard", "--iptables-resync=1"]);

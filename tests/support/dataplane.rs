@@ -103,6 +103,7 @@ pub fn local(mtu_bytes: u16) -> Local {
         leased: Families::of_v4(leased, None),
         underlay: HOST.into(),
         mtu_bytes,
+        whole_bytes: mtu_bytes,
         is_strict: false,
     }
 }
@@ -158,6 +159,7 @@ impl Host {
                 socket: Arc::new(socket),
                 local: local(options.mtu_bytes),
                 mtu_bytes: Arc::new(options.mtu_bytes.into()),
+                whole_bytes: Arc::new(options.mtu_bytes.into()),
                 routes: routes.clone(),
                 stats: Arc::clone(&stats),
                 team: Arc::new([Arc::clone(&stats)]),

@@ -10,25 +10,25 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4377),
-    ("backend", 6700, 69499),
+    ("backend", 6713, 69796),
     ("bin", 15, 144),
     ("config", 1766, 18215),
-    ("daemon", 3682, 38120),
+    ("daemon", 3685, 38174),
     ("control", 5863, 59267),
     ("device", 493, 5308),
-    ("engine", 1850, 17311),
+    ("engine", 1853, 17344),
     ("fast_path", 741, 6759),
-    ("forward", 773, 7391),
-    ("host", 3009, 32271),
+    ("forward", 784, 7528),
+    ("host", 3033, 32405),
     ("netfilter", 1254, 12608),
     ("offload", 843, 7808),
-    ("packet", 1104, 11173),
+    ("packet", 1149, 11616),
     ("rights", 55, 575),
     ("route", 583, 6033),
     ("stats", 282, 2495),
     ("status", 599, 4406),
-    ("sys", 1247, 13322),
-    ("tool", 5750, 63332),
+    ("sys", 1255, 13348),
+    ("tool", 5752, 63397),
 ];
 
 /// Lines and tokens.

@@ -1,12 +1,14 @@
 //! What differs by family in the tunnel of a host: its end, its subnets, and the routes to peers.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::backend::setup::Setup;
 use crate::forward::{Leased, LeasedFamilies};
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::IPV6_MTU_BYTES_MIN;
+use crate::host::mtu::{
+    IPV6_MTU_BYTES_MIN, MtuError, followed_mtu_bytes, tunnel_overhead_bytes, with_room_for_ipv6,
+};
 use crate::route::{Families, Prefix, Prefixes, Table};
 
 /// What this host has of each family.
@@ -24,6 +26,24 @@ pub(super) fn underlay(external: &ExternalInterface, is_ipv6: bool) -> Option<Ip
     } else {
         external.v4().map(|v4| v4.address.into())
     }
+}
+
+/// The MTU that the overlay has over the interface as it is now.
+pub(super) fn fitting(
+    external: &ExternalInterface,
+    tunnel: SocketAddr,
+    has_ipv6: bool,
+    configured_bytes: Option<u32>,
+) -> Result<u16, MtuError> {
+    let overhead_bytes = tunnel_overhead_bytes(tunnel.ip());
+    let mtu_bytes = followed_mtu_bytes(external.mtu_bytes, overhead_bytes, configured_bytes)?;
+    with_room_for_ipv6(has_ipv6, mtu_bytes, external.mtu_bytes, overhead_bytes)
+}
+
+/// The largest packet that the interface takes whole, in the tunnel that ends at `tunnel`.
+pub(super) fn whole_bytes(external: &ExternalInterface, tunnel: SocketAddr) -> u16 {
+    let most = external.mtu_bytes.saturating_sub(tunnel_overhead_bytes(tunnel.ip()));
+    most.try_into().unwrap_or(u16::MAX)
 }
 
 /// What paths take less than the device, by the subnets at their ends. A route of IPv6 has no MTU

@@ -19,9 +19,7 @@ use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
 use crate::fast_path::FastPath;
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::{
-    IPV6_MTU_BYTES_MIN, MtuError, no_room_for_ipv6, overlay_mtu_bytes, tunnel_overhead_bytes,
-};
+use crate::host::mtu::{overlay_mtu_bytes, tunnel_overhead_bytes, with_room_for_ipv6};
 use crate::host::netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayPart, clear_v6};
 use crate::route::{Prefixes, SOURCE_PORTS, first_source_port};
@@ -98,7 +96,7 @@ pub(crate) async fn reserve(
     let overhead_bytes = tunnel_overhead_bytes(outer);
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, overhead_bytes, settings.mtu_bytes)?;
     let has_ipv6 = networks.v6().is_some();
-    has_room_for(has_ipv6, mtu_bytes, overhead_bytes)?;
+    let mtu_bytes = with_room_for_ipv6(has_ipv6, mtu_bytes, external.mtu_bytes, overhead_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
     let has_sources = !dataplane.has_one_source_port && worker_count.get() > 1;
@@ -177,19 +175,6 @@ fn parts(setup: &Setup) -> (Option<OverlayPart<Ipv4Addr>>, Option<OverlayPart<Ip
     let v6 = networks.v6().map(|network| OverlayPart::of(network, subnets.v6()));
     let former_network = former_networks.and_then(Prefixes::v6);
     (v4, v6.map(|v6| OverlayPart { former_network, ..v6 }))
-}
-
-/// Whether an overlay of this MTU can carry IPv6, if it is to.
-pub(super) fn has_room_for(
-    has_ipv6: bool,
-    mtu_bytes: u16,
-    overhead_bytes: u32,
-) -> Result<(), MtuError> {
-    if has_ipv6 && mtu_bytes < IPV6_MTU_BYTES_MIN {
-        Err(no_room_for_ipv6(mtu_bytes, overhead_bytes))
-    } else {
-        Ok(())
-    }
 }
 
 /// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and

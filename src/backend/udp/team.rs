@@ -49,6 +49,8 @@ pub(super) struct Orders {
     pub(super) leased: LeasedFamilies,
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
+    /// What the external interface takes whole, the same way.
+    pub(super) whole_bytes: Arc<AtomicU16>,
     pub(super) engine: Option<Engine>,
     pub(super) comes_first: bool,
     /// Whether the peers' datagrams are checked strictly.
@@ -92,9 +94,11 @@ impl Team {
                     leased: orders.leased,
                     underlay: seat.socket.address,
                     mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
+                    whole_bytes: orders.whole_bytes.load(Ordering::Relaxed),
                     is_strict: orders.is_strict,
                 },
                 mtu_bytes: Arc::clone(&orders.mtu_bytes),
+                whole_bytes: Arc::clone(&orders.whole_bytes),
                 routes: orders.routes.clone(),
                 stats: Arc::clone(&seat.stats),
                 team: Arc::clone(&all),

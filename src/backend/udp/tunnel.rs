@@ -26,16 +26,16 @@ use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{Following, HostFollower};
 use crate::host::listing::Listing;
-use crate::host::mtu::{IPV6_MTU_BYTES_MIN, followed_mtu_bytes, tunnel_overhead_bytes};
+use crate::host::mtu::{IPV6_MTU_BYTES_MIN, beyond_path};
 use crate::host::netlink::devices::{limit_address_now, remove_link_now};
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::route::{Peer, Prefixes, Published};
 use crate::status::{FastPath, TunnelEnd, Worker};
 
 use super::fallback;
-use super::families::{leased, limits_of, underlay};
+use super::families::{fitting, leased, limits_of, underlay, whole_bytes};
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
-use super::open::{TunnelReserved, configure, desired, has_room_for, open_sources};
+use super::open::{TunnelReserved, configure, desired, open_sources};
 use super::pacing::Pacing;
 use super::peers::announcement_v6;
 use super::prober::Prober;
@@ -99,6 +99,10 @@ impl Tunnel {
             owner,
             leased,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
+            whole_bytes: Arc::new(AtomicU16::new(whole_bytes(
+                host.external(),
+                seats[0].socket.address,
+            ))),
             engine: team::settle_engine(setup.dataplane.engine),
             comes_first: !setup.dataplane.workers_are_ordinary,
             routes,
@@ -257,11 +261,8 @@ impl Tunnel {
         let external = self.host.external();
         let (name, external_bytes) = (&external.name, external.mtu_bytes);
         let (device, from) = (&self.overlay.desired.device.name.clone(), self.mtu_bytes);
-        let has_ipv6 = self.overlay.desired.v6.is_some();
-        let overhead_bytes = tunnel_overhead_bytes(self.address().ip());
-        let followed = followed_mtu_bytes(external_bytes, overhead_bytes, self.settings.mtu_bytes)
-            .and_then(|bytes| has_room_for(has_ipv6, bytes, overhead_bytes).map(|()| bytes));
-        let mtu_bytes = match followed {
+        let (has_ipv6, settings) = (self.overlay.desired.v6.is_some(), self.settings);
+        let mtu_bytes = match fitting(external, self.address(), has_ipv6, settings.mtu_bytes) {
             Ok(mtu_bytes) => mtu_bytes,
             Err(error) => {
                 let text = format!("the MTU of {device} stays {from}: {error}");
@@ -271,6 +272,8 @@ impl Tunnel {
             }
         };
         self.mtu_stays = None;
+        let whole_bytes = whole_bytes(external, self.address());
+        self.orders.whole_bytes.store(whole_bytes, Ordering::Relaxed);
         if mtu_bytes == from {
             return Ok(());
         }
@@ -296,11 +299,14 @@ impl Tunnel {
     /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
     async fn follow_paths(&mut self) -> Result<(), OverlayError> {
         let limits = &self.prober.limits;
-        if *limits == self.limited {
+        let (limits_v4, limits_v6) = limits_of(limits, &self.orders.routes.table.load());
+        let OverlayDesired { v4, v6, .. } = &self.overlay.desired;
+        let are_set = v4.as_ref().is_none_or(|v4| v4.path_mtus == limits_v4)
+            && v6.as_ref().is_none_or(|v6| v6.path_mtus == limits_v6);
+        if *limits == self.limited && are_set {
             return Ok(());
         }
         let lines = self.path_changes(limits);
-        let (limits_v4, limits_v6) = limits_of(limits, &self.orders.routes.table.load());
         self.overlay.limit_paths(limits_v4, limits_v6).await?;
         self.limited.clone_from(limits);
         lines.iter().for_each(|line| warn!("{line}"));
@@ -312,20 +318,20 @@ impl Tunnel {
     fn path_changes(&self, limits: &BTreeMap<Prefixes, u16>) -> Vec<String> {
         let before = &self.limited;
         let (table, mtu_bytes) = (self.orders.routes.table.load(), self.mtu_bytes);
-        let interface = &self.host.external().name;
+        let external = self.host.external();
+        let (interface, takes_bytes) = (&external.name, whole_bytes(external, self.address()));
         let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
         let changed = all.into_iter().filter(|subnet| before.get(subnet) != limits.get(subnet));
         let line = |subnet: &Prefixes| {
             let Peer { address: peer, subnets, .. } = table.owner(subnet.first_address())?;
             Some(match limits.get(subnet) {
                 Some(bytes) => format!(
-                    "the path to {peer} carries {bytes} bytes, less than {interface}: the route to \
-                     {subnet} has the MTU {bytes} now, all others keep {mtu_bytes}; if most paths \
+                    "the path to {peer} carries {bytes} bytes, {} {interface}: the route to \
+                     {subnet} has the MTU {} now, all others keep {mtu_bytes}; if most paths \
                      are so narrow, set MTU in the Backend of the network configuration{}",
-                    match subnets.v6().is_some() && *bytes < IPV6_MTU_BYTES_MIN {
-                        true => "; longer packets of IPv6 arrive only if routers fragment them",
-                        false => "",
-                    }
+                    if *bytes < takes_bytes { "less than" } else { "as much as" },
+                    if subnets.v4().is_none() { IPV6_MTU_BYTES_MIN.max(*bytes) } else { *bytes },
+                    beyond_path(peer.ip(), subnets.v6().is_some(), *bytes),
                 ),
                 None => format!(
                     "the path to {peer} carries {mtu_bytes} bytes again: {subnet} needs no MTU of \
@@ -366,7 +372,7 @@ impl Tunnel {
             interface: self.host.external().name.clone(),
             underlay_device: self.host.external().index,
             underlay: self.seats[0].socket.address,
-            mtu_bytes: self.mtu_bytes,
+            mtu_bytes: self.mtu_bytes.min(self.orders.whole_bytes.load(Ordering::Relaxed)),
         });
         send_if_new(&self.ground, ground);
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());

@@ -55,6 +55,7 @@ impl Scene {
             socket: Arc::new(socket),
             local: Local { underlay: tunnel, ..local() },
             mtu_bytes: Arc::new(1472.into()),
+            whole_bytes: Arc::new(1472.into()),
             routes: Published::new(Table::build(peers)),
             stats: Arc::clone(&stats),
             team: Arc::new([Arc::clone(&stats)]),

@@ -40,7 +40,12 @@ pub(super) fn ingressed() -> Ingressed {
     Ingressed { world: world(), ..Ingressed::new(limits) }
 }
 
-fn ipv6(next_header: u8, source: Ipv6Addr, destination: Ipv6Addr, payload: &[u8]) -> Vec<u8> {
+pub(super) fn ipv6(
+    next_header: u8,
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    payload: &[u8],
+) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0, 0, 0, next_header, 64];
     packet[4..6].copy_from_slice(&(payload.len() as u16).to_be_bytes());
     packet.extend(source.octets());
@@ -50,7 +55,7 @@ fn ipv6(next_header: u8, source: Ipv6Addr, destination: Ipv6Addr, payload: &[u8]
 }
 
 /// The packet with its transport checksum, at `at`, made right: word by word, as the RFC spells it.
-fn sealed(mut packet: Vec<u8>, at: usize) -> Vec<u8> {
+pub(super) fn sealed(mut packet: Vec<u8>, at: usize) -> Vec<u8> {
     packet[at..at + 2].fill(0);
     let sum = !word_sum(&packet);
     packet[at..at + 2].copy_from_slice(&if sum == 0 { 0xffff } else { sum }.to_be_bytes());

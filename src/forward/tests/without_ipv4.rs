@@ -2,7 +2,9 @@
 
 use std::net::Ipv6Addr;
 
-use super::families::{FAR6, POD6, WHOLE, address, egressed, hop6, ingressed, udp6, with6};
+use super::families::{
+    FAR6, POD6, WHOLE, address, egressed, hop6, ingressed, ipv6, sealed, udp6, with6,
+};
 use super::*;
 
 /// Outer addresses: ours, the peer's, and nobody's.
@@ -123,4 +125,32 @@ fn an_owner_is_told_over_ipv6_that_its_packet_expired() {
     assert_eq!((*endpoint, error[40], address(error, 24)), (Some(PEER6), 3, FAR6));
     walk.receive(STRANGER6, 0, &with6(&udp6(FAR6, POD6, b"x"), 7, &[1]));
     assert!(walk.errors().is_empty(), "a forged packet has us send something");
+}
+
+/// Of IPv6 no sender can be told that less than 1,280 bytes go whole.
+#[test]
+fn tcp_is_held_to_what_goes_whole() {
+    let open = |source, destination| {
+        let mut segment = vec![0x0f, 0xa0, 0x13, 0x88, 0, 0, 0, 1, 0, 0, 0, 0, 0x60, 2];
+        segment.extend([2, 0, 0, 0, 0, 0, 2, 4, 4, 0xc4]);
+        sealed(ipv6(protocol::TCP, source, destination, &segment), 56)
+    };
+    let size = |packet: &[u8]| u16::from_be_bytes([packet[62], packet[63]]);
+    for (whole_bytes, expected) in [(1232, 1172), (1280, 1220), (1452, 1220)] {
+        let mut walk = egressed();
+        walk.world = alone(walk.world);
+        walk.world.local = Local { mtu_bytes: 1280, whole_bytes, ..walk.world.local };
+        walk.read(WHOLE, &open(POD6, FAR6));
+        let (_, sent) = &walk.sent[0];
+        assert_eq!(size(sent), expected, "a pod is sent segments that go in fragments");
+        assert_eq!(sealed(sent.clone(), 56), *sent, "its receiver drops it");
+
+        let mut walk = ingressed();
+        walk.world = alone(walk.world);
+        walk.world.local = Local { mtu_bytes: 1280, whole_bytes, ..walk.world.local };
+        walk.receive(PEER6, 0, &open(FAR6, POD6));
+        let delivered = &walk.written[0];
+        assert_eq!(size(delivered), expected, "a pod sends segments that go in fragments");
+        assert_eq!(sealed(delivered.clone(), 56), *delivered, "the pod drops it");
+    }
 }

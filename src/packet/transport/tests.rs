@@ -246,3 +246,85 @@ fn a_field_outside_the_packet_stays_unwritten() {
     assert!(complete(&mut whole.clone(), length - 2, 0).is_some(), "the last two bytes");
     assert!(complete(&mut [], 0, 0).is_none());
 }
+
+/// A segment with these flags and options.
+fn opening(flags: u8, options: &[u8]) -> Vec<u8> {
+    let mut segment = tcp(b"");
+    segment.truncate(TCP_HEADER_BYTES_MIN);
+    segment[13] = flags;
+    segment.extend(options);
+    segment.resize(segment.len().next_multiple_of(4), 0);
+    segment[12] = (segment.len() as u8 / 4) << 4;
+    segment.extend(b"early data");
+    packet(6, 0, &with_checksum(6, segment, TCP_CHECKSUM_OFFSET))
+}
+
+fn limited(packet: &[u8], packet_bytes: u16) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    let header = Ipv4Header::parse(&packet).unwrap();
+    limit_segment_size(&header, &mut packet, packet_bytes, false);
+    packet
+}
+
+#[test]
+fn a_segment_size_is_lowered_wherever_it_lies() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..10_000 {
+        // Nothing, timestamps, a window's scale, one that nobody knows.
+        let others: [&[u8]; 4] = [&[1], &[8, 10, 1, 2, 3, 4, 5, 6, 7, 8], &[3, 3, 7], &[99, 2]];
+        let mut options = Vec::new();
+        (0..rng.usize(..4)).for_each(|_| options.extend(others[rng.usize(..4)]));
+        let (at, offered) = (options.len(), rng.u16(500..2000));
+        options.extend([2, 4]);
+        options.extend(offered.to_be_bytes());
+        if rng.bool() {
+            options.extend(others[rng.usize(..4)]);
+        }
+        if options.len() > 40 {
+            continue;
+        }
+        let before = opening(tcp_flags::SYN | rng.u8(..) & tcp_flags::ACK, &options);
+        let after = limited(&before, 1232);
+        assert!(verified(&before) && verified(&after), "its receiver drops it: {after:02x?}");
+        let size_at = 20 + 20 + at + 2;
+        assert_eq!(after[size_at..size_at + 2], offered.min(1232 - 40).to_be_bytes());
+        let others = |packet: &[u8]| {
+            let mut packet = packet.to_vec();
+            packet[size_at..size_at + 2].fill(0);
+            packet[20 + TCP_CHECKSUM_OFFSET..][..2].fill(0);
+            packet
+        };
+        assert_eq!(others(&before), others(&after), "something else was changed");
+    }
+}
+
+#[test]
+fn what_offers_no_segment_size_or_opens_nothing_is_left_alone() {
+    let size = [2, 4, 5, 0xb4];
+    for (name, packet) in [
+        ("no SYN", opening(tcp_flags::ACK, &size)),
+        ("no options", opening(tcp_flags::SYN, &[])),
+        ("behind the end of options", opening(tcp_flags::SYN, &[0, 0, 0, 0, 2, 4, 5, 0xb4])),
+        ("of another length", opening(tcp_flags::SYN, &[2, 5, 5, 0xb4, 1])),
+        ("beyond the options", opening(tcp_flags::SYN, &[1, 1, 2, 4])),
+        ("a length of nothing", opening(tcp_flags::SYN, &[7, 0, 7, 1])),
+        ("a length beyond the options", opening(tcp_flags::SYN, &[7, 200, 2, 4, 5, 0xb4])),
+        ("small enough", opening(tcp_flags::SYN, &[2, 4, 4, 0xa8])),
+        ("of UDP", packet(17, 0, &udp(&[2; 40]))),
+    ] {
+        assert_eq!(limited(&packet, 1232), packet, "{name}");
+    }
+    let mut fragment = packet(6, 0x2000, &opening(tcp_flags::SYN, &size)[20..]);
+    let before = fragment.clone();
+    let header = Ipv4Header::parse(&fragment).unwrap();
+    limit_segment_size(&header, &mut fragment, 1232, false);
+    assert_eq!(fragment, before, "a fragment");
+    // The sum that the kernel left counts no bytes of the segment.
+    let mut left = opening(tcp_flags::SYN, &size);
+    let field = left[20 + TCP_CHECKSUM_OFFSET..][..2].to_vec();
+    limit_segment_size(&Ipv4Header::parse(&left).unwrap(), &mut left, 1232, true);
+    assert_eq!(
+        (&left[42..44], &left[20 + TCP_CHECKSUM_OFFSET..][..2]),
+        (&[4, 0xa8][..], &field[..])
+    );
+}

@@ -103,6 +103,7 @@ impl Bench {
             leased: Families::of_v6(Some(leased), leased_v6),
             underlay: (UNDERLAY, PORT).into(),
             mtu_bytes: MTU_BYTES,
+            whole_bytes: MTU_BYTES,
             // What the programs take must pass the stricter check, too.
             is_strict: true,
         };

@@ -52,6 +52,10 @@ impl Used {
     #[track_caller]
     fn fault(&self, host: usize, fault: &str, repair: &str, state: &str, reason: &str) {
         self.site.lab.hosts[host].exec(&["sh", "-ec", fault]);
+        if fault == NO_NEIGHBOUR {
+            // What the kernel knows it would use for a minute.
+            self.site.lab.hosts[0].exec(&["ip", "-6", "neighbour", "flush", "dev", "wire0"]);
+        }
         self.becomes(0, state);
         let peer = self.site.peer(0);
         let why = peer["why"].as_str().unwrap_or_default();
@@ -103,7 +107,6 @@ fn vxlan_peers_without_ipv4_are_what_they_are() {
     used.fault(1, &format!("{ignore}1"), &format!("{ignore}0"), "deaf", "no fault");
     let blackhole = "ip -6 route add blackhole fd99::2/128";
     used.fault(0, blackhole, "ip -6 route del blackhole fd99::2/128", "unsendable", "ip -6 rule");
-    used.site.lab.hosts[0].exec(&["ip", "-6", "neighbour", "flush", "dev", "wire0"]);
     used.fault(1, NO_NEIGHBOUR, OVER, "unsendable", "nobody on the link answers for fd99::2");
     // Behind the tunnel: pods get nothing, though each answer reaches its device.
     let behind = "type filter hook prerouting priority -300; iifname \"flannel-v6.1\" drop;";
@@ -151,8 +154,8 @@ fn udp_peers_without_ipv4_are_what_they_are() {
 
     // Whoever is down has the others' packets wait for nothing, and the kernel asks for it.
     used.pings.truncate(1);
-    used.site.lab.hosts[0].exec(&["ip", "-6", "neighbour", "flush", "dev", "wire0"]);
     used.site.lab.hosts[1].exec(&["sh", "-ec", NO_NEIGHBOUR]);
+    used.site.lab.hosts[0].exec(&["ip", "-6", "neighbour", "flush", "dev", "wire0"]);
     wait_until(KNOWN, "what is sent to a host that is down is dropped at once", || {
         let status = used.site.status(0);
         let count = status.pointer("/egress/drops/tx-unresolved");
@@ -170,7 +173,6 @@ fn host_gw_peers_without_ipv4_are_what_they_are() {
     used.assert_pings();
     let ignore = "sysctl -qw net.ipv6.icmp.echo_ignore_all=";
     used.fault(1, &format!("{ignore}1"), &format!("{ignore}0"), "deaf", "no fault");
-    used.site.lab.hosts[0].exec(&["ip", "-6", "neighbour", "flush", "dev", "wire0"]);
     used.fault(1, NO_NEIGHBOUR, OVER, "unsendable", "nobody on the link answers for fd99::2");
     let dropped = wall("type filter hook prerouting priority -300; ip6 saddr fd00:5::/48 drop;");
     used.site.lab.hosts[1].exec(&["sh", "-ec", &dropped]);

@@ -162,15 +162,17 @@ fn device_mtu(facts: &Facts, name: &str, overhead: u32, carries_ipv6: bool) -> C
     // Below, the kernel would take IPv6 off the device.
     let least = Ipv6Addr::MTU_BYTES_MIN;
     if carries_ipv6 && most < least {
-        return failed(
-            format!("{evidence}; IPv6 needs {least} in {name}"),
-            format!(
-                "ip link set {} mtu {}, or more; if the network takes less, set \
-                 EnableIPv6 to false.",
-                external.id.name,
-                least + overhead
-            ),
+        let cure = format!(
+            "ip link set {} mtu {}, or more; if the network takes less, set EnableIPv6 to false.",
+            external.id.name,
+            least + overhead
         );
+        // The hosts cut what is longer than their interfaces take.
+        let is_cut = facts.backend() == Some(BackendKind::Udp) && own_bytes == least;
+        return match is_cut && external.mtu_bytes >= least {
+            true => warning(format!("{evidence}: longer packets go in fragments, slowly"), cure),
+            false => failed(format!("{evidence}; IPv6 needs {least} in {name}"), cure),
+        };
     }
     failed(evidence, format!("ip link set {name} mtu {most}; then restart the pods."))
 }

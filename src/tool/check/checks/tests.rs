@@ -236,6 +236,15 @@ fn before_start() -> Facts {
     facts
 }
 
+fn with_ipv6(facts: &mut Facts) {
+    let lease = said(facts).lease.as_mut().unwrap_or_else(|| panic!("no lease"));
+    lease.ipv6 = Some(LeaseIpv6 {
+        network: "fd00:5::/48".parse().unwrap_or_else(|_| panic!("no prefix")),
+        subnet: "fd00:5:0:1::/64".parse().unwrap_or_else(|_| panic!("no prefix")),
+        public_ip: None,
+    });
+}
+
 fn socket(address: [u8; 4], pid: u32) -> UdpSocket {
     let (address, holders) = (IpAddr::from(address), vec![(pid, "program".to_owned())]);
     UdpSocket { address, port: 8285, holders }
@@ -409,13 +418,12 @@ const OF_THE_HOST: &[Wrong] = &[
         host(it).links[2].mtu_bytes = 1473;
     }),
     ("overlay-mtu", Judged::Failed, "IPv6 needs 1280 in flannel0", |it| {
-        host(it).links[1].mtu_bytes = 1307;
-        let lease = said(it).lease.as_mut().unwrap_or_else(|| panic!("no lease"));
-        lease.ipv6 = Some(LeaseIpv6 {
-            network: "fd00:5::/48".parse().unwrap_or_else(|_| panic!("no prefix")),
-            subnet: "fd00:5:0:1::/64".parse().unwrap_or_else(|_| panic!("no prefix")),
-            public_ip: None,
-        });
+        host(it).links[1].mtu_bytes = 1279;
+        with_ipv6(it);
+    }),
+    ("overlay-mtu", Judged::Warning, "longer packets go in fragments", |it| {
+        (host(it).links[1].mtu_bytes, host(it).links[2].mtu_bytes) = (1307, 1280);
+        with_ipv6(it);
     }),
     ("overlay-mtu", Judged::Warning, "pods were told 1472", |it| {
         host(it).links[2].mtu_bytes = 1300;
