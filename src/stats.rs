@@ -169,8 +169,10 @@ drop_reasons! {
     /// A tunnel packet inside a tunnel packet, addressed to our own tunnel socket.
     /// Look at: a forger, or a pod network that runs over the tunnel
     NestedTunnel = "nested-tunnel",
-    /// One of our own tunnel packets was routed back into the TUN device.
-    /// Look at: this host's routes: the route to a peer must not lead into the overlay
+    /// One of our own tunnel packets was routed back into the TUN device, or a datagram came from
+    /// the network with this host's address as its sender.
+    /// Look at: on egress this host's routes: the route to a peer must not lead into the overlay;
+    /// on ingress a forger, or a second host with this one's address
     OwnLoop = "own-loop",
     /// Larger than the overlay MTU, and nobody on this path may fragment it.
     /// Look at: the MTU in the pods; it must be at most `FLANNEL_MTU`

@@ -41,6 +41,8 @@ pub struct PlaneState {
     pub external: ExternalInterface,
     /// MTU of the overlay, in bytes; it follows the external interface.
     pub mtu_bytes: u32,
+    /// The longest packet that the interface takes whole in weftd's own tunnel, in bytes.
+    pub whole_bytes: u16,
     /// Where the tunnel's datagrams arrive, if there is a tunnel.
     pub tunnel: Option<TunnelEnd>,
     /// The workers, without their counts; none where the kernel carries the packets.
@@ -186,6 +188,7 @@ impl Reporter {
             device_v6: None,
             external: setup.external.clone(),
             mtu_bytes: setup.external.mtu_bytes,
+            whole_bytes: u16::MAX,
             tunnel: None,
             workers: Vec::new(),
             done: BackendCounts::default(),

@@ -40,7 +40,8 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
         Some(Workers { stats, routes, taken, .. }) => {
             let (table, spread) = (routes.table.load(), routes.spread.load());
             let reached = |peer: &route::Peer| (peer.address, peer.subnets);
-            let mtu_bytes = running.view.state.borrow().mtu_bytes;
+            let plane = running.view.state.borrow().clone();
+            let (mtu_bytes, whole_bytes) = (plane.mtu_bytes, plane.whole_bytes);
             let in_use: BTreeMap<_, _> =
                 table.peers().iter().map(|peer| (peer.subnets.first(), reached(peer))).collect();
             for row in &mut rows {
@@ -56,12 +57,8 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
                 row.from_source_ports = Some(spread.contains(&table.host_key(address.ip())));
                 if let (PeerState::Ok, Some(bytes)) = (row.state, path_mtu_bytes) {
                     row.state = PeerState::Narrow;
-                    let beyond = beyond_path(address.ip(), subnets.v6().is_some(), bytes);
-                    row.why = Some(format!(
-                        "the path takes no packets of more than {bytes} bytes, and the kernel is \
-                         told so; if most are so narrow, set MTU in the Backend of the network \
-                         configuration{beyond}"
-                    ));
+                    let of_v6 = subnets.v6().map(|_| beyond_path(address.ip(), bytes, whole_bytes));
+                    row.why = Some(narrow(bytes, of_v6.unwrap_or_default()));
                 }
                 let workers = stats.iter().map(AsRef::as_ref);
                 let by_workers = WorkerStats::traffic(workers, table.host_key(address.ip()));
@@ -120,6 +117,14 @@ fn note_unused(
 fn note(row: &mut Peer, text: &str) {
     let before = row.why.take().map(|why| why + ". ").unwrap_or_default();
     row.why = Some(before + text);
+}
+
+/// That a path takes no more, and what becomes of what is `beyond`.
+fn narrow(path_bytes: u16, beyond: &str) -> String {
+    format!(
+        "the path takes no packets of more than {path_bytes} bytes, and the kernel is told so; if \
+         most are so narrow, set MTU in the Backend of the network configuration{beyond}"
+    )
 }
 
 /// Says of leases that name one address that they do, for all else that is known is of that

@@ -23,8 +23,7 @@ pub struct Local {
     pub underlay: SocketAddr,
     /// Largest packet that fits the tunnel.
     pub mtu_bytes: u16,
-    /// Largest packet whose datagram the external interface takes whole; what is longer goes in
-    /// fragments.
+    /// Largest packet whose datagram goes whole, to each peer; what is longer goes in fragments.
     pub whole_bytes: u16,
     /// Whether inner sources must be leased, and datagrams come from the public address of that
     /// lease and the tunnel's port, or a source port that goes with it.

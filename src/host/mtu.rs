@@ -95,19 +95,27 @@ pub fn with_room_for_ipv6(
     }
 }
 
-/// What becomes of packets that are longer than the path between hosts of this family takes, where
-/// that `has_ipv6` and takes less than packets of IPv6 may always have; else nothing.
-pub fn beyond_path(underlay: IpAddr, has_ipv6: bool, path_bytes: u16) -> &'static str {
+/// What becomes of packets of IPv6 on the path of a peer that takes no more than `path_bytes` of
+/// the `whole_bytes` that this host's interface takes, between hosts of this family; nothing if
+/// that is no less than packets of IPv6 may always have, which pods can be told.
+pub fn beyond_path(underlay: IpAddr, path_bytes: u16, whole_bytes: u16) -> &'static str {
     match underlay {
-        _ if !has_ipv6 || path_bytes >= IPV6_MTU_BYTES_MIN => "",
-        IpAddr::V4(_) => {
-            "; longer packets of IPv6 go in fragments, which arrive unless routers drop them"
+        _ if path_bytes >= IPV6_MTU_BYTES_MIN => "",
+        IpAddr::V6(_) if path_bytes < whole_bytes => {
+            "; of IPv6 pods can't be told less than 1280: TCP that begins from now on sends what \
+             passes, and longer packets go in fragments if routers say that the path is narrow, \
+             and are lost if none does"
         }
-        IpAddr::V6(_) => {
-            "; longer packets of IPv6 go in fragments if routers say that the path is narrow, and \
-             are lost if none does"
+        IpAddr::V4(_) | IpAddr::V6(_) => {
+            "; of IPv6 pods can't be told less than 1280: longer packets go in fragments, which \
+             arrive unless routers drop them"
         }
     }
+}
+
+/// The longest packet that each path over IPv6 takes whole.
+pub fn least_whole_bytes() -> u16 {
+    IPV6_MTU_BYTES_MIN - tunnel_overhead_bytes(Ipv6Addr::UNSPECIFIED.into()) as u16
 }
 
 /// As [`overlay_mtu_bytes`], for an external interface that changed while the overlay runs: a

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
 use crate::forward::decide::{self, Host, Leased, LeasedFamilies, Local, Refusal};
+use crate::host::mtu::IPV6_MTU_BYTES_MIN;
 use crate::host::state::KernelFamily;
 use crate::packet::ecn::Ecn;
 use crate::packet::header::Header;
@@ -338,20 +339,26 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let path_mtu_bytes = peer.path_mtu_bytes.and_then(|path| path.try_into().ok());
         let path_mtu_bytes = path_mtu_bytes.unwrap_or(self.mtu_bytes);
         let length_bytes = question.length_bytes;
-        if length_bytes > path_mtu_bytes {
+        // Of IPv6 no sender can be told less.
+        let least_bytes = if A::BITS == 128 { IPV6_MTU_BYTES_MIN } else { 0 };
+        let (told_bytes, path_bytes) = (path_mtu_bytes.max(least_bytes), path_mtu_bytes);
+        if length_bytes > told_bytes {
             if question.dont_fragment {
                 return Err(format!(
-                    "{length_bytes} bytes are more than the path's MTU of {path_mtu_bytes}: the \
+                    "{length_bytes} bytes are more than the path's MTU of {told_bytes}: the \
                      kernel drops it and tells the sender so ({})",
-                    told::<A>(ErrorKind::PacketTooBig { next_hop_mtu_bytes: path_mtu_bytes })
+                    told::<A>(ErrorKind::PacketTooBig { next_hop_mtu_bytes: told_bytes })
                 ));
             }
-            steps.push(format!("the kernel cuts it into fragments of at most {path_mtu_bytes}"));
+            steps.push(format!("the kernel cuts it into fragments of at most {told_bytes}"));
+        } else if length_bytes > path_bytes {
+            steps.push(format!(
+                "the path takes {path_bytes} bytes whole, and of IPv6 no sender can be told less \
+                 than {told_bytes}: it goes in fragments, or is lost, as `weft peers` says"
+            ));
         }
         let sent = match self.kind.carried_by() {
-            CarriedBy::Workers => {
-                self.sent(ends, question, length_bytes.min(path_mtu_bytes), peer)?
-            }
+            CarriedBy::Workers => self.sent(ends, question, length_bytes.min(told_bytes), peer)?,
             CarriedBy::Kernel => format!("the kernel carries it ({})", self.kind),
             CarriedBy::Others => self.unknown(destination),
         };

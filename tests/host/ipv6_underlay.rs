@@ -60,19 +60,26 @@ fn several_workers_send_from_ports_of_their_own() {
 }
 
 /// Something on the way drops what is longer, and says nothing.
-#[test]
-fn a_narrow_path_is_found_and_pods_are_told() {
-    let (site, pods) = site(&[]);
+fn narrow(site: &Site, bytes: u16) {
     for host in &site.lab.hosts {
         // What is merged before it meets the filter is no longer than what came.
         host.exec(&["ethtool", "-K", "wire0", "gro", "off"]);
         host.exec(&[&["ethtool", "-K", "wire0"], &PLAIN_CARD[..PLAIN_CARD.len() - 2]].concat());
+        let rule = format!("meta length > {bytes} drop");
         host.exec(&[
             "nft",
-            "table netdev narrow { chain in { type filter hook ingress device wire0 priority 0; \
-             meta length > 1400 drop; }; }",
+            &format!(
+                "table netdev narrow {{ chain in {{ type filter hook ingress device wire0 \
+                 priority 0; {rule}; }}; }}"
+            ),
         ]);
     }
+}
+
+#[test]
+fn a_narrow_path_is_found_and_pods_are_told() {
+    let (site, pods) = site(&[]);
+    narrow(&site, 1400);
     let route = || {
         let subnet = network(&site.subnets[1]);
         site.lab.hosts[0].exec(&["ip", "-6", "route", "show", &subnet, "dev", "flannel0"])
@@ -87,6 +94,26 @@ fn a_narrow_path_is_found_and_pods_are_told() {
     transfer_both_ways(&site, pods, 4 << 20);
     site.lab.hosts.iter().for_each(|host| _ = host.exec(&["nft", "delete table netdev narrow"]));
     wait_until(SEARCH_MAX, "the path is wide again", || route().is_empty());
+}
+
+/// Of IPv6 pods can't be told so, and nothing but hosts cuts its packets.
+#[test]
+fn tcp_goes_over_a_path_below_ipv6s_least() {
+    let (site, pods) = site(&[]);
+    narrow(&site, 1300);
+    let to = pods[1].to_string();
+    wait_until(SEARCH_MAX, "the peer's row says what becomes of longer packets", || {
+        site.lab.pods[0].succeeds(&["ping", "-6", "-q", "-c1", "-W0.2", "-Mdo", "-s1404", &to]);
+        let peer = site.peer(0);
+        let why = peer["why"].as_str().unwrap_or_default().to_owned();
+        peer["path_mtu_bytes"] == 1252 && why.contains("TCP") && why.contains("lost")
+    });
+    transfer_both_ways(&site, pods, 4 << 20);
+    let from = pods[0].to_string();
+    for (length, words) in [("1252", "goes"), ("1260", "lost"), ("1300", "1280")] {
+        let told = site.weft(0, &["explain", &from, &to, "--length", length]);
+        assert!(told.contains(words), "{length}: {told}");
+    }
 }
 
 /// Hosts cut what is longer than their interface takes, which IPv6 always may.
@@ -178,4 +205,16 @@ fn check_names_what_drops_the_tunnels_datagrams() {
     ]);
     let walled = check();
     assert!(names(&walled), "{walled}");
+    site.lab.hosts[0].exec(&[
+        "nft",
+        "delete table ip6 wall; table ip6 wall { chain in { type filter hook input priority 0; \
+         icmpv6 type nd-neighbor-solicit drop; }; }",
+    ]);
+    let walled = check();
+    assert!(walled.contains("firewall-input") && walled.contains("neighbour"), "{walled}");
+    site.lab.hosts[0].exec(&["ip", "address", "del", "fd99::1/64", "dev", "wire0"]);
+    let gone = check();
+    let line = gone.lines().find(|line| line.contains("external-interface"));
+    let line = line.unwrap_or_else(|| panic!("a lost address is no alarm: {gone}"));
+    assert!(!line.starts_with("ok") && line.contains("fd99::1"), "{line}");
 }

@@ -10,16 +10,16 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4377),
-    ("backend", 6713, 69796),
+    ("backend", 6727, 69957),
     ("bin", 15, 144),
     ("config", 1766, 18215),
-    ("daemon", 3685, 38174),
+    ("daemon", 3687, 38206),
     ("control", 5863, 59267),
     ("device", 493, 5308),
     ("engine", 1853, 17344),
     ("fast_path", 741, 6759),
     ("forward", 784, 7528),
-    ("host", 3033, 32405),
+    ("host", 3038, 32438),
     ("netfilter", 1254, 12608),
     ("offload", 843, 7808),
     ("packet", 1149, 11616),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 282, 2495),
     ("status", 599, 4406),
     ("sys", 1255, 13348),
-    ("tool", 5752, 63397),
+    ("tool", 5763, 63530),
 ];
 
 /// Lines and tokens.

@@ -7,7 +7,8 @@ use crate::backend::setup::Setup;
 use crate::forward::{Leased, LeasedFamilies};
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{
-    IPV6_MTU_BYTES_MIN, MtuError, followed_mtu_bytes, tunnel_overhead_bytes, with_room_for_ipv6,
+    IPV6_MTU_BYTES_MIN, MtuError, followed_mtu_bytes, least_whole_bytes, tunnel_overhead_bytes,
+    with_room_for_ipv6,
 };
 use crate::route::{Families, Prefix, Prefixes, Table};
 
@@ -44,6 +45,18 @@ pub(super) fn fitting(
 pub(super) fn whole_bytes(external: &ExternalInterface, tunnel: SocketAddr) -> u16 {
     let most = external.mtu_bytes.saturating_sub(tunnel_overhead_bytes(tunnel.ip()));
     most.try_into().unwrap_or(u16::MAX)
+}
+
+/// To which packets TCP of IPv6 is held: to the `whole_bytes` that the interface takes, or where
+/// some path over IPv6 takes less than it should, to what all do.
+pub(super) fn held_to(
+    tunnel: SocketAddr,
+    whole_bytes: u16,
+    limits: &BTreeMap<Prefixes, u16>,
+) -> u16 {
+    let is_below = tunnel.is_ipv6() && limits.values().any(|bytes| *bytes < IPV6_MTU_BYTES_MIN);
+    let most = if is_below { least_whole_bytes() } else { u16::MAX };
+    whole_bytes.min(most)
 }
 
 /// What paths take less than the device, by the subnets at their ends. A route of IPv6 has no MTU

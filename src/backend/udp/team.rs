@@ -13,6 +13,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::backend::handover::Offered;
 use crate::config::options::EngineChoice;
 use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{
@@ -49,7 +50,7 @@ pub(super) struct Orders {
     pub(super) leased: LeasedFamilies,
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
-    /// What the external interface takes whole, the same way.
+    /// What goes whole to each peer, the same way.
     pub(super) whole_bytes: Arc<AtomicU16>,
     pub(super) engine: Option<Engine>,
     pub(super) comes_first: bool,
@@ -141,6 +142,21 @@ impl Team {
             }
         };
         self.workers.iter().enumerate().map(state).collect()
+    }
+}
+
+/// The descriptors of a tunnel, for another process; nothing if this one may not have so many.
+pub(super) fn duplicates(queues: &[Tun], seats: &[Seat]) -> Offered {
+    let queues = queues.iter().map(Tun::duplicate);
+    let all = queues.chain(seats.iter().map(|seat| seat.socket.duplicate()));
+    match all.collect::<io::Result<_>>() {
+        Ok(all) => Offered::Tunnel(Arc::new(all)),
+        Err(error) => {
+            warn!(
+                "a restart would lose packets: cannot duplicate the tunnel's descriptors: {error}"
+            );
+            Offered::Nothing
+        }
     }
 }
 

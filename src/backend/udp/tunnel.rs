@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
-use crate::device::{Tun, TunnelSocket, kernel};
+use crate::device::{TunnelSocket, kernel};
 use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{Following, HostFollower};
@@ -33,7 +32,7 @@ use crate::route::{Peer, Prefixes, Published};
 use crate::status::{FastPath, TunnelEnd, Worker};
 
 use super::fallback;
-use super::families::{fitting, leased, limits_of, underlay, whole_bytes};
+use super::families::{fitting, held_to, leased, limits_of, underlay, whole_bytes};
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
 use super::open::{TunnelReserved, configure, desired, open_sources};
 use super::pacing::Pacing;
@@ -93,7 +92,7 @@ impl Tunnel {
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = reserved.sockets.into_iter().map(seat).collect();
         let handover = setup.handover.clone();
-        handover.offer(duplicates(&queues, &seats));
+        handover.offer(team::duplicates(&queues, &seats));
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let orders = Orders {
             owner,
@@ -272,8 +271,6 @@ impl Tunnel {
             }
         };
         self.mtu_stays = None;
-        let whole_bytes = whole_bytes(external, self.address());
-        self.orders.whole_bytes.store(whole_bytes, Ordering::Relaxed);
         if mtu_bytes == from {
             return Ok(());
         }
@@ -331,7 +328,7 @@ impl Tunnel {
                      are so narrow, set MTU in the Backend of the network configuration{}",
                     if *bytes < takes_bytes { "less than" } else { "as much as" },
                     if subnets.v4().is_none() { IPV6_MTU_BYTES_MIN.max(*bytes) } else { *bytes },
-                    beyond_path(peer.ip(), subnets.v6().is_some(), *bytes),
+                    subnets.v6().map_or("", |_| beyond_path(peer.ip(), *bytes, takes_bytes)),
                 ),
                 None => format!(
                     "the path to {peer} carries {mtu_bytes} bytes again: {subnet} needs no MTU of \
@@ -366,16 +363,20 @@ impl Tunnel {
     fn report_up(&self) -> String {
         let workers = self.team.state();
         let description = self.describe(&workers);
+        let (external, address) = (self.host.external(), self.address());
+        let whole_bytes = whole_bytes(external, address);
+        let held_to = held_to(address, whole_bytes, &self.limited);
+        self.orders.whole_bytes.store(held_to, Ordering::Relaxed);
         let ground = Some(Ground {
             tun_name: self.device_name().to_owned(),
             tun_device: self.overlay.desired.device.index,
-            interface: self.host.external().name.clone(),
-            underlay_device: self.host.external().index,
-            underlay: self.seats[0].socket.address,
-            mtu_bytes: self.mtu_bytes.min(self.orders.whole_bytes.load(Ordering::Relaxed)),
+            interface: external.name.clone(),
+            underlay_device: external.index,
+            underlay: address,
+            mtu_bytes: self.mtu_bytes.min(whole_bytes),
         });
         send_if_new(&self.ground, ground);
-        self.reporter.follow(self.host.external(), self.mtu_bytes.into());
+        self.reporter.follow(external, self.mtu_bytes.into());
         let wrong = self.stays.as_ref().or_else(|| self.host.lost_address());
         let wrong_v6 = self.overlay.wrong_v6.as_ref();
         let wrong = wrong.or(wrong_v6).or(self.mtu_stays.as_ref()).cloned();
@@ -388,7 +389,7 @@ impl Tunnel {
         });
         self.reporter.state(|state| {
             (state.is_up, state.wrong, state.workers) = (is_up, wrong, workers);
-            state.tunnel = Some(TunnelEnd::Udp(self.seats[0].socket.address));
+            (state.tunnel, state.whole_bytes) = (Some(TunnelEnd::Udp(address)), whole_bytes);
             state.description.clone_from(&description);
             state.device = Some(self.device_name().to_owned());
         });
@@ -456,7 +457,7 @@ impl Tunnel {
         let OverlayDesired { v4, v6, .. } = self.overlay.desired.clone();
         let desired = desired(&queues[0], self.mtu_bytes, v4, v6).await?;
         self.overlay = Overlay::establish(desired).await?;
-        self.handover.offer(duplicates(&queues, &self.seats));
+        self.handover.offer(team::duplicates(&queues, &self.seats));
         self.team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
         Ok(())
     }
@@ -475,21 +476,6 @@ impl Drop for Tunnel {
             }
         }
         self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
-    }
-}
-
-/// The descriptors of a tunnel, for another process; nothing if this one may not have so many.
-fn duplicates(queues: &[Tun], seats: &[Seat]) -> Offered {
-    let queues = queues.iter().map(Tun::duplicate);
-    let all = queues.chain(seats.iter().map(|seat| seat.socket.duplicate()));
-    match all.collect::<io::Result<_>>() {
-        Ok(all) => Offered::Tunnel(Arc::new(all)),
-        Err(error) => {
-            warn!(
-                "a restart would lose packets: cannot duplicate the tunnel's descriptors: {error}"
-            );
-            Offered::Nothing
-        }
     }
 }
 

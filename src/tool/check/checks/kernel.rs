@@ -133,8 +133,8 @@ pub(super) fn ipsec(facts: &Facts) -> Checked {
 fn hosts_pass(facts: &Facts, hooks: &[Hook]) -> Checked {
     fn of<A: CheckedFamily>(facts: &Facts, hooks: &[Hook]) -> Option<Checked> {
         let has_port = facts.backend().is_none_or(BackendKind::has_port);
-        let is_kernels = |kind: BackendKind| kind.carried_by() == CarriedBy::Kernel;
-        let finds = A::BITS == 128 && facts.backend().is_some_and(is_kernels);
+        let is_ours = |kind: BackendKind| kind.carried_by() != CarriedBy::Others;
+        let finds = A::BITS == 128 && facts.backend().is_some_and(is_ours);
         let datagrams = has_port.then(|| datagrams_pass::<A>(facts, hooks));
         let found = together(datagrams, finds.then(|| neighbours_pass::<A>(facts, hooks)));
         facts.is_underlay::<A>().then_some(found)?

@@ -1,6 +1,6 @@
 //! Interfaces, their MTUs, and addresses.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::super::facts::{CheckedFamily, Facts};
 use super::super::finding::{
@@ -81,9 +81,11 @@ pub(super) fn external(facts: &Facts) -> Checked {
         return failed(format!("{name} is gone"), cure);
     };
     if let Some(lease) = facts.lease().filter(|lease| lease.ipv4().is_none()) {
-        let Some(address) = lease.node_address() else { return skipped("no address is known") };
+        let (own, public) = (facts.tunnel_address(), lease.node_address());
+        let Some(address) = own.or(public) else { return skipped("no address is known") };
         return match host.has(link, address) {
             true => Ok(format!("{name} with {address}")),
+            false if own.is_some() => gone(name, address),
             // A translated one is no interface's.
             false => skipped(format!("{name} has no {address}, which may be translated")),
         };
@@ -96,8 +98,12 @@ pub(super) fn external(facts: &Facts) -> Checked {
     if own.any(|address| address == wanted) {
         return Ok(format!("{name} with {wanted}"));
     }
+    gone(name, wanted.into())
+}
+
+fn gone(name: &str, address: IpAddr) -> Checked {
     failed(
-        format!("{name} no longer has {wanted}"),
+        format!("{name} no longer has {address}"),
         "Give it back, or restart weftd (--follow-address does it by itself).",
     )
 }
