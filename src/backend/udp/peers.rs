@@ -12,6 +12,7 @@ use crate::backend::family::CarriedFamily;
 use crate::backend::status::log_changes;
 use crate::control::lease::{Lease, LeaseAttributes, Peers, RawJson};
 use crate::route::{Peer, Prefixes, SOURCE_PORTS, Table};
+use crate::stats::HostKey;
 
 /// The table of these leases of all other nodes, after the one `before`. Peers whose subnet and
 /// endpoint are unchanged keep their identity, so what the worker learnt about them survives.
@@ -55,6 +56,8 @@ fn carried(lease: &Lease, underlay: IpAddr) -> Option<(Prefixes, IpAddr)> {
     let v6 = lease.subnets.v6().filter(|_| takes_ipv6(lease));
     match underlay {
         IpAddr::V4(_) => {
+            // Workers know no host by an address of 0.0.0.0/8, which none has.
+            let public_ip = public_ip.filter(|it| HostKey::from(*it) != HostKey::NOBODY);
             let (v4, public_ip) = lease.v4().zip(public_ip)?;
             Some((Prefixes::of_v4(v4, v6), public_ip.into()))
         }
@@ -161,6 +164,7 @@ mod tests {
         let leases = Peers::from([
             lease("10.5.1.0/24", [192, 0, 2, 1], ""),
             lease("10.5.2.0/24", [192, 0, 2, 2], "vxlan"),
+            lease("10.5.3.0/24", [0, 0, 2, 3], ""),
         ]);
         let table = next_table(&Table::provisional(), &leases, UNDERLAY);
         assert_eq!(table.peers().len(), 1, "a vxlan node would never answer on the tunnel port");
@@ -179,6 +183,26 @@ mod tests {
         };
         assert_eq!(with(""), ["10.5.1.0/24"]);
         assert_eq!(with(",fd00:5:0:1::/64"), ["fd00:5:0:1::/64", "10.5.1.0/24"]);
+    }
+
+    #[test]
+    fn without_ipv4_who_takes_ipv6_gets_a_route_over_it() {
+        let leases: Peers = [("fd00:5:0:1::/64", true), ("fd00:5:0:2::/64", false)]
+            .into_iter()
+            .map(|(subnet, takes_ipv6)| {
+                let (subnets, mut lease) = lease(subnet, [0; 4], "");
+                lease.attributes.public_ip = None;
+                lease.attributes.public_ipv6 = "2001:db8::7".parse().ok();
+                lease.attributes.backend_v6_data = announcement_v6(takes_ipv6);
+                (subnets, lease)
+            })
+            .collect();
+        let underlay = "[2001:db8::1]:8285".parse().unwrap();
+        let table = next_table(&Table::provisional(), &leases, underlay);
+        let reached: Vec<_> = addresses(&table).into_iter().map(|it| format!("{it:?}")).collect();
+        assert_eq!(table.peers().len(), 1, "{reached:?}");
+        assert_eq!(table.peers()[0].address.to_string(), "[2001:db8::7]:8285");
+        assert!(next_table(&table, &leases, UNDERLAY).peers().is_empty(), "over another family");
     }
 
     #[test]
