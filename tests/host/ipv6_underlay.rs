@@ -6,9 +6,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::kernel_backends::SOON;
-use crate::kernel_backends::families::{network, wait_for_pings};
-use crate::kernel_backends::without_ipv4::Site;
+use crate::kernel_backends::families::{self, network, v6_subnet, wait_for_pings};
+use crate::kernel_backends::without_ipv4::{Site, config};
 use crate::support::lab::{PLAIN_CARD, wait_until};
+use crate::support::overlay::local_store;
 use crate::support::traffic::tcp_transfer;
 
 /// The longest packet of ping's that fits: 1500 less the tunnel's 48 bytes, and the echo's own.
@@ -178,6 +179,37 @@ fn a_take_over_loses_nothing() {
     ping.wait(Duration::from_secs(20));
     let said = ping.output();
     assert!(said.contains(" 0% packet loss"), "{said}");
+}
+
+/// Its device outlives weftd, with routes that would be in the way.
+#[test]
+fn a_network_that_loses_ipv4_and_gets_it_back_takes_a_kept_tunnel_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = local_store(dir.path(), &families::config("udp"));
+    let lab = families::lab();
+    let host = &lab.hosts[0];
+    let arguments = [store.as_str(), "--keep-tunnel"];
+    let mut node = families::start_with(&lab, dir.path(), 0, &arguments);
+    node.daemon.stop(Signal::TERM, Duration::from_secs(5));
+    assert!(host.succeeds(&["ip", "link", "show", "flannel0"]), "it is not kept");
+    std::fs::write(dir.path().join("store/config"), config("udp")).unwrap();
+    let home = dir.path().join("h0");
+    std::fs::remove_file(home.join("subnet.env")).unwrap();
+    let mut alone = lab.weftd(0, &home, &[&store, "--iface=wire0", "--keep-tunnel"]);
+    wait_until(SOON, "a node without IPv4 starts where one with it was", || {
+        assert!(alone.ended().is_none(), "{}", alone.output());
+        home.join("subnet.env").exists()
+    });
+    assert!(!v6_subnet(&home.join("subnet.env")).is_empty());
+    let devices = || host.exec(&["ip", "-o", "link"]).matches(": flannel").count();
+    let v4 = || host.exec(&["ip", "-4", "route", "show", "root", "10.5.0.0/16"]);
+    assert_eq!((devices(), v4().as_str()), (1, ""), "something of IPv4 is left");
+    alone.stop(Signal::TERM, Duration::from_secs(5));
+    std::fs::write(dir.path().join("store/config"), families::config("udp")).unwrap();
+    std::fs::remove_file(home.join("subnet.env")).unwrap();
+    let again = families::start_with(&lab, dir.path(), 0, &arguments);
+    assert_eq!((again.lease.subnet, devices()), (node.lease.subnet, 1), "another lease of IPv4");
+    assert!(!v4().is_empty(), "IPv4 has no way");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4377),
-    ("backend", 6728, 69957),
+    ("backend", 6742, 70102),
     ("bin", 15, 144),
     ("config", 1766, 18215),
     ("daemon", 3687, 38206),

@@ -5,7 +5,7 @@
 pub(in crate::backend) mod attachment;
 mod entries;
 mod hops;
-mod merging;
+pub(super) mod merging;
 pub(super) mod obstacle;
 mod placement;
 

@@ -17,6 +17,7 @@ use crate::host::netlink;
 use crate::host::state::{Link, LinkId};
 use crate::route::Prefixes;
 
+use super::kernel_plane::merging::clear_pair;
 use super::owner::Owner;
 
 /// flannel's name for the device; the kernel puts the first free number in.
@@ -87,6 +88,7 @@ pub(super) async fn open(
 ) -> StartResult<Vec<Tun>> {
     let mut links = netlink::links().await?.into_iter();
     let Some(kept) = links.find(|link| owner_of(link) == Some(owner)) else {
+        remove_of_other_networks(owner).await?;
         return Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?);
     };
     let id = kept.id;
@@ -104,6 +106,21 @@ pub(super) async fn open(
         }
         opened => Ok(opened?),
     }
+}
+
+/// Removes what an earlier weftd of this port has kept for a network that has another one's family
+/// now, or another range: its routes may be in the way of this one's.
+async fn remove_of_other_networks(owner: Owner) -> netlink::Result {
+    let is_former = |link: &Link| {
+        let former = owner_of(link).filter(|_| !link.has_carrier);
+        former.is_some_and(|it| it.port == owner.port && it.network != owner.network)
+    };
+    for link in netlink::links().await?.into_iter().filter(is_former) {
+        info!("removing {}, which the last weftd has kept for another network", link.id);
+        netlink::remove_link(&link.id).await?;
+        clear_pair(&link.id.name).await?;
+    }
+    Ok(())
 }
 
 /// Whose a device is, if weftd has kept it.

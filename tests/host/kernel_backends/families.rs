@@ -18,7 +18,7 @@ pub(crate) fn config(backend: &str) -> String {
 }
 
 /// The lab with IPv6 between and inside the hosts.
-pub(super) fn lab() -> Lab {
+pub(crate) fn lab() -> Lab {
     let lab = Lab::two_hosts();
     for (index, host) in lab.hosts.iter().enumerate() {
         host.exec(&["sysctl", "-qw", "net.ipv6.conf.all.forwarding=1"]);

@@ -14,7 +14,7 @@ use crate::support::lab::{Lab, Process, wait_until};
 use crate::support::overlay::local_store;
 use crate::support::status::Status;
 
-pub(super) fn config(backend: &str) -> String {
+pub(crate) fn config(backend: &str) -> String {
     format!(
         r#"{{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48",
             "Backend":{{"Type":"{backend}"}}}}"#
