@@ -20,7 +20,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tracing::info;
 
 use crate::backend::error::StartResult;
 use crate::backend::handover::Handover;
@@ -31,9 +30,9 @@ use crate::control::lease::Peers;
 use crate::host::netlink::NetlinkError;
 use crate::route::{Prefixes, Published, Table};
 
-use self::kernel_plane::attachment::clear_inward;
-use self::kernel_plane::{KernelPlane, clear_pair};
+use self::kernel_plane::KernelPlane;
 use self::peers::next_table;
+use self::tun_device::clear_kept;
 use self::tunnel::Tunnel;
 
 pub(crate) use self::kernel_plane::pair_names;
@@ -101,10 +100,5 @@ impl UdpBackend {
 /// Removes the devices that an earlier weftd with this backend has kept for `network`, with their
 /// pairs and filters: they are in another backend's way.
 pub(super) async fn remove_leftovers(network: Prefixes) -> Result<(), NetlinkError> {
-    for (device, owner) in remove_kept(Some(network)).await? {
-        clear_pair(&device.name).await?;
-        clear_inward(owner, &[]).await?;
-        info!("removed {device}, which a weftd with the udp backend had kept");
-    }
-    Ok(())
+    clear_kept(|owner| owner.network == network).await
 }

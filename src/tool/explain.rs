@@ -341,7 +341,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let length_bytes = question.length_bytes;
         // Of IPv6 no sender can be told less.
         let least_bytes = if A::BITS == 128 { IPV6_MTU_BYTES_MIN } else { 0 };
-        let (told_bytes, path_bytes) = (path_mtu_bytes.max(least_bytes), path_mtu_bytes);
+        let told_bytes = path_mtu_bytes.max(least_bytes);
         if length_bytes > told_bytes {
             if question.dont_fragment {
                 return Err(format!(
@@ -351,10 +351,10 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
                 ));
             }
             steps.push(format!("the kernel cuts it into fragments of at most {told_bytes}"));
-        } else if length_bytes > path_bytes {
+        } else if length_bytes > path_mtu_bytes {
             steps.push(format!(
-                "the path takes {path_bytes} bytes whole, and of IPv6 no sender can be told less \
-                 than {told_bytes}: it goes in fragments, or is lost, as `weft peers` says"
+                "the path takes {path_mtu_bytes} bytes whole, and of IPv6 no sender can be told \
+                 less than {told_bytes}: it goes in fragments, or is lost, as `weft peers` says"
             ));
         }
         let sent = match self.kind.carried_by() {

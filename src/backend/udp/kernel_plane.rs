@@ -43,7 +43,7 @@ use self::obstacle::{Obstacle, off};
 use self::placement::Placement;
 
 pub(super) use self::attachment::Ground;
-pub(crate) use self::merging::{clear_pair, pair_names};
+pub(crate) use self::merging::pair_names;
 
 /// How long the programs go on without weftd: longer than any pause of a living one.
 const LIFE: Duration = Duration::from_secs(60);

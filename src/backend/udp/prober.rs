@@ -17,7 +17,7 @@ use crate::device::TunnelSocket;
 use crate::failure::lock;
 use crate::host::mtu::{IPV6_MTU_BYTES_MIN, tunnel_overhead_bytes};
 use crate::packet::echo::Reply;
-use crate::route::{Families, Peer, Prefixes, Published, Table};
+use crate::route::{Peer, Prefixes, Published, Table};
 use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
@@ -67,16 +67,16 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// For the host with the TUN address `own`, and the tunnel's end.
+    /// For the host with the subnets `own`, and the tunnel's end.
     pub(super) fn open(
-        own: IpAddr,
+        own: Prefixes,
         tunnel: SocketAddr,
         ceiling_bytes: u16,
         taken: Arc<Taken>,
     ) -> Self {
         let overhead_bytes = tunnel_overhead_bytes(tunnel.ip()) as u16;
         let manner = Manner {
-            families: families_of(own),
+            families: own.first().families(),
             port: Some(tunnel.port()),
             ttl: TTL_BEYOND,
             is_use_rare: false,
@@ -92,7 +92,7 @@ impl Prober {
             open: HashSet::new(),
             unmeasured: watch::Sender::new(unmeasured),
             taken,
-            own,
+            own: own.first_address(),
             unresolved: Unresolved::default(),
             source_ports: SourcePorts::default(),
             limits: BTreeMap::new(),
@@ -134,7 +134,6 @@ impl Prober {
                 send_if_new(&self.unmeasured, Some(unknown));
             }
             let suspects = self.health.in_question(Instant::now());
-            let suspects = suspects.into_iter().collect();
             self.unresolved.look(suspects, seats[0].socket.address, interfaces[1], routes).await;
             if let Some(hosts) = self.source_ports.changed() {
                 let table = routes.table.load();
@@ -276,14 +275,6 @@ impl Prober {
 /// What answers echoes there: the peer's TUN address, that of IPv4 if it has one.
 fn asked(peer: &Peer) -> IpAddr {
     peer.subnets.first_address()
-}
-
-/// That of `address`.
-fn families_of(address: IpAddr) -> Families<(), ()> {
-    match address {
-        IpAddr::V4(_) => Families::of_v4((), None),
-        IpAddr::V6(_) => Families::of_v6(None, ()),
-    }
 }
 
 /// The peers' leases by their hosts, behind this interface.

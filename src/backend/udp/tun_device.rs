@@ -15,8 +15,8 @@ use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSock
 use crate::failure::with_causes;
 use crate::host::netlink;
 use crate::host::state::{Link, LinkId};
-use crate::route::Prefixes;
 
+use super::kernel_plane::attachment::clear_inward;
 use super::kernel_plane::merging::clear_pair;
 use super::owner::Owner;
 
@@ -88,7 +88,8 @@ pub(super) async fn open(
 ) -> StartResult<Vec<Tun>> {
     let mut links = netlink::links().await?.into_iter();
     let Some(kept) = links.find(|link| owner_of(link) == Some(owner)) else {
-        remove_of_other_networks(owner).await?;
+        // Of another network's, as this one's was before, routes may be in the way.
+        clear_kept(|it| it.port == owner.port && it.network != owner.network).await?;
         return Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?);
     };
     let id = kept.id;
@@ -108,17 +109,14 @@ pub(super) async fn open(
     }
 }
 
-/// Removes what an earlier weftd of this port has kept for a network that has another one's family
-/// now, or another range: its routes may be in the way of this one's.
-async fn remove_of_other_networks(owner: Owner) -> netlink::Result {
-    let is_former = |link: &Link| {
-        let former = owner_of(link).filter(|_| !link.has_carrier);
-        former.is_some_and(|it| it.port == owner.port && it.network != owner.network)
-    };
-    for link in netlink::links().await?.into_iter().filter(is_former) {
-        info!("removing {}, which the last weftd has kept for another network", link.id);
-        netlink::remove_link(&link.id).await?;
-        clear_pair(&link.id.name).await?;
+/// Removes the kept devices that no process has, of those owners who are `former`, with their pairs
+/// and filters.
+pub(super) async fn clear_kept(former: impl Fn(Owner) -> bool) -> netlink::Result {
+    let is_meant = |link: &Link, owner| !link.has_carrier && former(owner);
+    for (device, owner) in remove_kept(is_meant).await? {
+        clear_pair(&device.name).await?;
+        clear_inward(owner, &[]).await?;
+        info!("removed {device}, which an earlier weftd with the udp backend had kept");
     }
     Ok(())
 }
@@ -176,17 +174,13 @@ fn steer(queues: &[Tun], program: io::Result<Steering>) {
     }
 }
 
-/// Removes the kept devices of `network` that no process has; without one, where no weftd runs,
-/// all: what has one then is the service manager's, for a weftd to come.
+/// Removes the kept devices that are `meant`.
 pub(crate) async fn remove_kept(
-    network: Option<Prefixes>,
+    meant: impl Fn(&Link, Owner) -> bool,
 ) -> netlink::Result<Vec<(LinkId, Owner)>> {
     let mut removed = Vec::new();
-    let is_meant = |link: &Link| !link.has_carrier || network.is_none();
-    for link in netlink::links().await?.into_iter().filter(is_meant) {
-        let owner =
-            owner_of(&link).filter(|owner| network.is_none_or(|network| network == owner.network));
-        if let Some(owner) = owner {
+    for link in netlink::links().await? {
+        if let Some(owner) = owner_of(&link).filter(|owner| meant(&link, *owner)) {
             netlink::remove_link(&link.id).await?;
             removed.push((link.id, owner));
         }

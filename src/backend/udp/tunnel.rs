@@ -108,9 +108,8 @@ impl Tunnel {
             is_strict: setup.dataplane.is_peer_check_strict,
             ends: ends_sender,
         };
-        let tun_address = setup.subnets.first_address();
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
-        let prober = Prober::open(tun_address, seats[0].socket.address, mtu_bytes, taken);
+        let prober = Prober::open(setup.subnets, seats[0].socket.address, mtu_bytes, taken);
         let mut reporter = Reporter::new(setup);
         reporter.reachability = prober.health.view();
         let mut tunnel = Self {
