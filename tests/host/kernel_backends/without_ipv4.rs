@@ -193,7 +193,12 @@ fn each_backend_carries_ipv6_alone() {
             )
         );
 
-        let status = site.status(0);
+        // The kernel may carry packets a moment before that is reported.
+        let mut status = serde_json::Value::Null;
+        wait_until(SOON, "the status has the other node", || {
+            status = site.status(0);
+            status["routes"][0].is_object()
+        });
         let lease = &status["lease"];
         assert_eq!(lease["ipv6"]["public_ip"], "fd99::1", "{status}");
         for absent in ["network", "subnet", "public_ip"] {
