@@ -102,8 +102,18 @@ const PROGRAM_MODULES: &[&str] = &["daemon", "tool"];
 const PURE: &[&str] = &["stats", "packet", "route", "offload", "forward", "wireguard"];
 
 /// Dependencies that pure modules may use; all others in `Cargo.toml` are banned there.
-const PURE_CRATES: &[&str] =
-    &["arc-swap", "base64", "derive_more", "thiserror", "x25519-dalek", "zeroize"];
+const PURE_CRATES: &[&str] = &[
+    "arc-swap",
+    "base64",
+    "blake2",
+    "chacha20poly1305",
+    "derive_more",
+    "ring",
+    "snow",
+    "thiserror",
+    "x25519-dalek",
+    "zeroize",
+];
 
 /// Parts of `std` that pure modules may not use.
 const IMPURE_STD: &[&str] = &[

@@ -1,0 +1,259 @@
+//! What this host and one peer have between them: the handshake under way, the sessions, and the
+//! timers of both (section 6 of WireGuard's paper). Decides by `now` alone and sends nothing: what
+//! is due comes back.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::activity::Activity;
+use super::message::{Code, INITIATION_BYTES};
+use super::noise::{Initiator, Timestamp};
+use super::peer::PeerConfig;
+use super::session::Session;
+use super::sessions::PeerSessions;
+
+pub(super) const SECOND_NS: u64 = 1_000_000_000;
+
+/// From this age on whoever began a session begins the next one when it sends.
+const REKEY_AFTER_NS: u64 = 120 * SECOND_NS;
+/// From this age on a session is no more.
+pub(super) const REJECT_AFTER_NS: u64 = 180 * SECOND_NS;
+/// How long the answer to a handshake is waited for.
+const REKEY_TIMEOUT_NS: u64 = 5 * SECOND_NS;
+/// How long a handshake is tried again and again.
+const REKEY_ATTEMPTS_NS: u64 = 90 * SECOND_NS;
+/// How long nothing is sent back for packets.
+const KEEPALIVE_NS: u64 = 10 * SECOND_NS;
+/// Handshakes that one peer may begin: one in so much time.
+const INITIATION_PERIOD_NS: u64 = SECOND_NS / 50;
+/// How long a cookie is of use.
+const COOKIE_LIFE_NS: u64 = 120 * SECOND_NS - REKEY_TIMEOUT_NS;
+
+/// Packets that wait for a session, of one peer: what a few connections begin with.
+const WAITING_MAX: usize = 32;
+
+/// What is due to a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// To begin a handshake, or the same again.
+    Handshake,
+    /// An empty packet.
+    Keepalive,
+}
+
+/// A handshake that this host has begun.
+pub(super) struct Pending {
+    pub(super) initiator: Initiator,
+    pub(super) local_index: u32,
+    pub(super) mac1: Code,
+    sent_ns: u64,
+}
+
+/// All of it.
+pub(super) struct Association {
+    pub(super) config: PeerConfig,
+    pub(super) endpoint: Option<SocketAddr>,
+    pub(super) activity: Arc<Activity>,
+    pub(super) pending: Option<Pending>,
+    /// Since when handshakes are tried, if one is wanted, and until when the next attempt waits.
+    attempts: Option<(u64, u64)>,
+    /// The time in the last handshake that the peer has begun, and when that came.
+    last_initiation: Option<(Timestamp, u64)>,
+    cookie: Option<(Code, u64)>,
+    current: Option<Arc<Session>>,
+    next: Option<Arc<Session>>,
+    previous: Option<Arc<Session>>,
+    waiting: VecDeque<Box<[u8]>>,
+    /// Packets that waited in vain.
+    pub(super) expired_packets: u64,
+    pub(super) last_handshake_unix: Option<u64>,
+}
+
+impl Association {
+    pub(super) fn new(config: PeerConfig) -> Self {
+        Self {
+            endpoint: config.endpoint,
+            config,
+            activity: Arc::default(),
+            pending: None,
+            attempts: None,
+            last_initiation: None,
+            cookie: None,
+            current: None,
+            next: None,
+            previous: None,
+            waiting: VecDeque::new(),
+            expired_packets: 0,
+            last_handshake_unix: None,
+        }
+    }
+
+    /// For the workers.
+    pub(super) fn published(&self) -> PeerSessions {
+        PeerSessions {
+            endpoint: self.endpoint,
+            activity: Arc::clone(&self.activity),
+            current: self.current.clone(),
+            next: self.next.clone(),
+        }
+    }
+
+    /// Those by which its packets may come.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &Arc<Session>> {
+        [&self.current, &self.next, &self.previous].into_iter().flatten()
+    }
+
+    /// The session by which packets go to it.
+    pub(super) fn sending(&self) -> Option<&Arc<Session>> {
+        self.next.as_ref().filter(|next| next.is_confirmed()).or(self.current.as_ref())
+    }
+
+    /// What is due now.
+    pub(super) fn due(&mut self, now_ns: u64) -> Option<Due> {
+        if self.activity.take_lack() && self.sending().is_none() {
+            self.want_handshake(now_ns);
+        }
+        if let Some(session) = self.sending().filter(|session| session.is_initiator) {
+            let age_ns = now_ns.saturating_sub(session.born_ns);
+            let is_sending = self.activity.sent_ns() > session.born_ns + REKEY_AFTER_NS;
+            let is_late = age_ns > REJECT_AFTER_NS - KEEPALIVE_NS - REKEY_TIMEOUT_NS;
+            let is_receiving =
+                self.activity.received_ns() > now_ns.saturating_sub(KEEPALIVE_NS) && is_late;
+            if age_ns > REKEY_AFTER_NS && is_sending || is_receiving {
+                self.want_handshake(now_ns);
+            }
+        }
+        let silence_ns = KEEPALIVE_NS + REKEY_TIMEOUT_NS;
+        if self.activity.unanswered_since_ns().is_some_and(|at| now_ns >= at + silence_ns) {
+            self.activity.forgive();
+            self.want_handshake(now_ns);
+        }
+        if let Some((since_ns, next_ns)) = self.attempts {
+            if now_ns >= since_ns + REKEY_ATTEMPTS_NS {
+                self.give_up();
+            } else if now_ns >= next_ns && self.endpoint.is_some() {
+                return Some(Due::Handshake);
+            }
+        }
+        self.is_keepalive_due(now_ns).then_some(Due::Keepalive)
+    }
+
+    fn is_keepalive_due(&self, now_ns: u64) -> bool {
+        if self.endpoint.is_none() {
+            return false;
+        }
+        if self.sending().is_some()
+            && self.activity.owes_since_ns().is_some_and(|at| now_ns >= at + KEEPALIVE_NS)
+        {
+            return true;
+        }
+        let period_ns = u64::from(self.config.keepalive_seconds) * SECOND_NS;
+        let last_ns = self.activity.sent_ns().max(self.activity.received_ns());
+        period_ns > 0 && now_ns >= last_ns + period_ns
+    }
+
+    /// Has a handshake begin, unless one is being tried.
+    pub(super) fn want_handshake(&mut self, now_ns: u64) {
+        // No sooner than what was begun last could have been answered.
+        let last_ns = self.pending.as_ref().map_or(0, |pending| pending.sent_ns + REKEY_TIMEOUT_NS);
+        self.attempts.get_or_insert((now_ns, last_ns));
+    }
+
+    /// Nobody answers: the packets that wait are lost, and nothing is tried until the next one.
+    fn give_up(&mut self) {
+        (self.attempts, self.pending) = (None, None);
+        self.expired_packets += self.waiting.drain(..).len() as u64;
+    }
+
+    /// A handshake was begun, and is sent now. The attempt after it waits a little longer than that
+    /// of others.
+    pub(super) fn began(&mut self, pending: (Initiator, u32, Code), now_ns: u64, jitter_ns: u64) {
+        let (initiator, local_index, mac1) = pending;
+        self.pending = Some(Pending { initiator, local_index, mac1, sent_ns: now_ns });
+        let since_ns = self.attempts.map_or(now_ns, |(since_ns, _)| since_ns);
+        self.attempts = Some((since_ns, now_ns + REKEY_TIMEOUT_NS + jitter_ns));
+        self.activity.sends_keepalive(INITIATION_BYTES as u64, now_ns);
+    }
+
+    /// Whether a handshake that the peer has begun is newer than all before it, and not one too
+    /// many; it counts from here on.
+    pub(super) fn is_new(&mut self, timestamp: Timestamp, now_ns: u64) -> bool {
+        let is_new = self
+            .last_initiation
+            .is_none_or(|(last, at_ns)| timestamp > last && now_ns >= at_ns + INITIATION_PERIOD_NS);
+        if is_new {
+            self.last_initiation = Some((timestamp, now_ns));
+        }
+        is_new
+    }
+
+    /// The peer has answered: this is the session from now on.
+    pub(super) fn answered(&mut self, session: Arc<Session>, unix: u64) {
+        (self.pending, self.attempts) = (None, None);
+        if let Some(next) = self.next.take() {
+            // Its peer may have it already; what it sends by that one is still let in.
+            self.previous = Some(next);
+            self.current = Some(session);
+        } else {
+            self.previous = self.current.replace(session);
+        }
+        self.last_handshake_unix = Some(unix);
+    }
+
+    /// The peer was answered: this is the next session, once it sends something by it.
+    pub(super) fn has_answered(&mut self, session: Arc<Session>, unix: u64) {
+        if let Some(next) = self.next.replace(session)
+            && next.is_confirmed()
+        {
+            self.previous = self.current.replace(next);
+        }
+        self.last_handshake_unix = Some(unix);
+    }
+
+    /// Moves what workers have confirmed to its place, and forgets what is too old; whether
+    /// anything changed.
+    pub(super) fn turn_over(&mut self, now_ns: u64) -> bool {
+        let mut has_changed = false;
+        if self.next.as_ref().is_some_and(|next| next.is_confirmed()) {
+            self.previous = self.current.take();
+            self.current = self.next.take();
+            // The handshake that this host has begun meanwhile is of no use any more.
+            (self.pending, self.attempts) = (None, None);
+            has_changed = true;
+        }
+        for place in [&mut self.current, &mut self.next, &mut self.previous] {
+            let born_ns = place.as_ref().map(|session| session.born_ns);
+            if born_ns.is_some_and(|born_ns| now_ns >= born_ns + REJECT_AFTER_NS) {
+                *place = None;
+                has_changed = true;
+            }
+        }
+        has_changed
+    }
+
+    /// Keeps a packet until there is a session; whether there is room.
+    pub(super) fn keep(&mut self, packet: Box<[u8]>) -> bool {
+        let has_room = self.waiting.len() < WAITING_MAX;
+        if has_room {
+            self.waiting.push_back(packet);
+        } else {
+            self.expired_packets += 1;
+        }
+        has_room
+    }
+
+    /// The packets that have waited, once there is a session.
+    pub(super) fn take_waiting(&mut self) -> VecDeque<Box<[u8]>> {
+        if self.sending().is_some() { std::mem::take(&mut self.waiting) } else { VecDeque::new() }
+    }
+
+    pub(super) fn set_cookie(&mut self, cookie: Code, now_ns: u64) {
+        self.cookie = Some((cookie, now_ns));
+    }
+
+    pub(super) fn cookie(&self, now_ns: u64) -> Option<&Code> {
+        let fresh = |(_, at_ns): &&(Code, u64)| now_ns < at_ns + COOKIE_LIFE_NS;
+        self.cookie.as_ref().filter(fresh).map(|(cookie, _)| cookie)
+    }
+}

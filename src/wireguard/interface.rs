@@ -1,0 +1,495 @@
+//! One host's WireGuard: its peers, and what to do with the messages of handshakes. No I/O and no
+//! clock: messages and times come in, what is to be sent goes out, and the sessions are there to be
+//! published.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::association::{Association, Due};
+use super::cookie::{CookieJar, Randomness, read_reply};
+use super::keys::{PrivateKey, PublicKey};
+use super::message::{
+    COOKIE_REPLY_BYTES, INITIATION_BYTES, Message, RESPONSE_BYTES, index_at, sign,
+};
+use super::noise::{
+    INITIATION_NOISE_BYTES, Initiator, NoHandshake, RESPONSE_NOISE_BYTES, Responder, SessionKeys,
+    Timestamp,
+};
+use super::peer::{PeerConfig, PeerState};
+use super::session::{OVERHEAD_BYTES, PADDED_TO_BYTES, Session};
+use super::sessions::{PLACE_BITS, Sessions};
+
+/// The moment, on both clocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// The workers' clock.
+    pub ns: u64,
+    /// Since 1970.
+    pub unix_ns: u64,
+}
+
+/// A datagram to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Send {
+    /// Where to.
+    pub to: SocketAddr,
+    /// What.
+    pub bytes: Vec<u8>,
+}
+
+/// What became of messages of handshakes, for whoever asks why there is no session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages that are no part of a handshake with this host or are for none that it knows of:
+    /// another key, a stranger, a forger.
+    pub refused: u64,
+    /// Of which the first was older than one that came before, or came too soon after it.
+    pub replayed: u64,
+    /// Answered with a cookie, for lack of time.
+    pub cookies: u64,
+    /// Not looked at, because their address had its share.
+    pub limited: u64,
+    /// Handshakes that led to a session.
+    pub completed: u64,
+    /// Packets that have waited for a session in vain.
+    pub expired_packets: u64,
+}
+
+/// A host's WireGuard.
+pub struct Interface {
+    own: PrivateKey,
+    public: PublicKey,
+    jar: CookieJar,
+    /// By their numbers, of which none is given twice: workers may still name one that is gone.
+    peers: Vec<Option<Box<Association>>>,
+    by_key: BTreeMap<PublicKey, u32>,
+    /// The numbers given to sessions and handshakes, by their low bits, and whose they are.
+    places: Vec<Option<(u32, u32)>>,
+    has_changed: bool,
+    has_moved: bool,
+    counts: Counts,
+}
+
+/// What a host does not do with a message.
+enum Refusal {
+    NoHandshake,
+    Replayed,
+}
+
+impl From<NoHandshake> for Refusal {
+    fn from(_: NoHandshake) -> Self {
+        Self::NoHandshake
+    }
+}
+
+impl Interface {
+    /// That of a host with this key, without peers.
+    pub fn new(own: PrivateKey, random: &mut impl Randomness) -> Self {
+        let public = own.public();
+        Self {
+            own,
+            public,
+            jar: CookieJar::new(public, random),
+            peers: Vec::new(),
+            by_key: BTreeMap::new(),
+            places: Vec::new(),
+            has_changed: true,
+            has_moved: true,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Its public key.
+    pub fn public_key(&self) -> PublicKey {
+        self.public
+    }
+
+    /// Has exactly these peers. Those that stay keep their sessions, and where they were last heard
+    /// from, unless `config` says another place than before.
+    pub fn configure(&mut self, config: Vec<PeerConfig>) {
+        let wanted: BTreeSet<_> = config.iter().map(|peer| peer.public_key).collect();
+        let Self { by_key, peers, has_changed, has_moved, .. } = self;
+        by_key.retain(|key, number| {
+            let stays = wanted.contains(key);
+            if !stays && let Some(place) = peers.get_mut(*number as usize) {
+                *place = None;
+                (*has_changed, *has_moved) = (true, true);
+            }
+            stays
+        });
+        for peer in config.into_iter().filter(|peer| peer.public_key != self.public) {
+            let known = self.by_key.get(&peer.public_key);
+            match known.and_then(|number| self.peers.get_mut(*number as usize)?.as_mut()) {
+                Some(known) if known.config == peer => {}
+                Some(known) => {
+                    if known.config.endpoint != peer.endpoint {
+                        known.endpoint = peer.endpoint;
+                    }
+                    known.config = peer;
+                    (self.has_changed, self.has_moved) = (true, true);
+                }
+                None => {
+                    self.by_key.insert(peer.public_key, self.peers.len() as u32);
+                    self.peers.push(Some(Box::new(Association::new(peer))));
+                    (self.has_changed, self.has_moved) = (true, true);
+                }
+            }
+        }
+    }
+
+    /// Takes in a message of a handshake from `source`. With `is_busy` there is no time for all of
+    /// them.
+    pub fn receive(
+        &mut self,
+        message: &[u8],
+        source: SocketAddr,
+        is_busy: bool,
+        now: Now,
+        random: &mut impl Randomness,
+        out: &mut Vec<Send>,
+    ) {
+        if let Some(Message::CookieReply(reply)) = Message::parse(message) {
+            return self.receive_cookie(reply, now);
+        }
+        if !self.jar.has_mac1(message) {
+            self.counts.refused += 1;
+            return;
+        }
+        if is_busy {
+            if !self.jar.has_mac2(message, source, now.ns) {
+                self.counts.cookies += 1;
+                if let Some(reply) = self.jar.reply(message, source, now.ns, random) {
+                    out.push(Send { to: source, bytes: reply.to_vec() });
+                }
+                return;
+            }
+            if !self.jar.has_share(source, now.ns) {
+                self.counts.limited += 1;
+                return;
+            }
+        }
+        let done = match Message::parse(message) {
+            Some(Message::Initiation(message)) => {
+                self.receive_initiation(message, source, now, random, out)
+            }
+            Some(Message::Response(message)) => self.receive_response(message, source, now, out),
+            Some(Message::CookieReply(_) | Message::Data(_)) | None => Err(Refusal::NoHandshake),
+        };
+        match done {
+            Ok(()) => self.counts.completed += 1,
+            Err(Refusal::NoHandshake) => self.counts.refused += 1,
+            Err(Refusal::Replayed) => self.counts.replayed += 1,
+        }
+    }
+
+    fn receive_initiation(
+        &mut self,
+        message: &[u8; INITIATION_BYTES],
+        source: SocketAddr,
+        now: Now,
+        random: &mut impl Randomness,
+        out: &mut Vec<Send>,
+    ) -> Result<(), Refusal> {
+        let noise: &[u8; INITIATION_NOISE_BYTES] =
+            message[8..].first_chunk().ok_or(Refusal::NoHandshake)?;
+        let responder = Responder::read(&self.own, noise)?;
+        let number = *self.by_key.get(&responder.peer).ok_or(Refusal::NoHandshake)?;
+        let peer = self.peer_mut(number)?;
+        if !peer.is_new(responder.timestamp, now.ns) {
+            return Err(Refusal::Replayed);
+        }
+        let (answer, keys) = responder.respond(peer.config.preshared_key.as_ref())?;
+        let local_index = self.give_index(number, random);
+        let mut bytes = vec![0; RESPONSE_BYTES];
+        bytes[0] = 2;
+        bytes[4..8].copy_from_slice(&local_index.to_le_bytes());
+        bytes[8..12].copy_from_slice(&message[4..8]);
+        bytes[12..12 + RESPONSE_NOISE_BYTES].copy_from_slice(&answer);
+        let numbers = (number, local_index, index_at(message, 4));
+        let session = session(numbers, &keys, now, false)?;
+        let peer = self.peer_mut(number)?;
+        sign(&mut bytes, &peer.config.public_key, peer.cookie(now.ns));
+        peer.has_answered(session, now.unix_ns / 1_000_000_000);
+        peer.activity.received(message.len() as u64, false, now.ns);
+        peer.activity.sends_keepalive(bytes.len() as u64, now.ns);
+        out.push(Send { to: source, bytes });
+        self.has_changed = true;
+        self.moved(number, source);
+        Ok(())
+    }
+
+    fn receive_response(
+        &mut self,
+        message: &[u8; RESPONSE_BYTES],
+        source: SocketAddr,
+        now: Now,
+        out: &mut Vec<Send>,
+    ) -> Result<(), Refusal> {
+        let noise: &[u8; RESPONSE_NOISE_BYTES] =
+            message[12..].first_chunk().ok_or(Refusal::NoHandshake)?;
+        let number = self.owner(index_at(message, 8)).ok_or(Refusal::NoHandshake)?;
+        let peer = self.peer_mut(number)?;
+        let pending = peer.pending.as_mut().ok_or(Refusal::NoHandshake)?;
+        if pending.local_index != index_at(message, 8) {
+            return Err(Refusal::NoHandshake);
+        }
+        let keys = pending.initiator.finish(noise)?;
+        let numbers = (number, pending.local_index, index_at(message, 4));
+        peer.answered(session(numbers, &keys, now, true)?, now.unix_ns / 1_000_000_000);
+        peer.activity.received(message.len() as u64, false, now.ns);
+        self.has_changed = true;
+        self.moved(number, source);
+        if !self.send_waiting(number, now, out) {
+            // It learns by this that we have the session.
+            self.send_keepalive(number, now, out);
+        }
+        Ok(())
+    }
+
+    fn receive_cookie(&mut self, reply: &[u8; COOKIE_REPLY_BYTES], now: Now) {
+        let number = self.owner(index_at(reply, 4));
+        let peer = number.and_then(|number| self.peer_mut(number).ok());
+        let cookie = peer.and_then(|peer| {
+            let mac1 = peer.pending.as_ref()?.mac1;
+            let cookie = read_reply(reply, &peer.config.public_key, &mac1)?;
+            peer.set_cookie(cookie, now.ns);
+            Some(())
+        });
+        if cookie.is_none() {
+            self.counts.refused += 1;
+        }
+    }
+
+    /// A packet that had no session to go by waits until there is one.
+    pub fn keep(&mut self, number: u32, packet: Box<[u8]>, now: Now, out: &mut Vec<Send>) {
+        let Ok(peer) = self.peer_mut(number) else { return };
+        if peer.keep(packet) && peer.sending().is_none() {
+            peer.want_handshake(now.ns);
+        }
+        self.send_waiting(number, now, out);
+    }
+
+    /// Authentic datagrams of the peer came from `source`. It is not moved to where another one is:
+    /// by what a peer says of itself no packets go to the wrong one.
+    pub fn moved(&mut self, number: u32, source: SocketAddr) {
+        let mut others = self.peers.iter().zip(0..).filter(|(_, other)| *other != number);
+        if others.any(|(peer, _)| peer.as_ref().is_some_and(|it| it.endpoint == Some(source))) {
+            return;
+        }
+        if let Ok(peer) = self.peer_mut(number)
+            && peer.endpoint != Some(source)
+        {
+            peer.endpoint = Some(source);
+            (self.has_changed, self.has_moved) = (true, true);
+        }
+    }
+
+    /// Does what is due now.
+    pub fn tick(&mut self, now: Now, random: &mut impl Randomness, out: &mut Vec<Send>) {
+        for number in 0..self.peers.len() as u32 {
+            let Ok(peer) = self.peer_mut(number) else { continue };
+            let has_changed = peer.turn_over(now.ns);
+            let due = peer.due(now.ns);
+            let expired = std::mem::take(&mut peer.expired_packets);
+            self.counts.expired_packets += expired;
+            self.has_changed |= has_changed;
+            match due {
+                Some(Due::Handshake) => self.begin(number, now, random, out),
+                Some(Due::Keepalive) => self.send_keepalive(number, now, out),
+                None => {}
+            }
+            self.send_waiting(number, now, out);
+        }
+    }
+
+    fn begin(&mut self, number: u32, now: Now, random: &mut impl Randomness, out: &mut Vec<Send>) {
+        let local_index = self.give_index(number, random);
+        let mut jitter = [0; 4];
+        random.fill(&mut jitter);
+        let Some(peer) = self.peers.get_mut(number as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let (config, timestamp) = (&peer.config, timestamp(now));
+        let psk = config.preshared_key.as_ref();
+        let begun = Initiator::begin(&self.own, &config.public_key, psk, &timestamp);
+        let (Ok((initiator, noise)), Some(to)) = (begun, peer.endpoint) else { return };
+        let mut bytes = vec![0; INITIATION_BYTES];
+        bytes[0] = 1;
+        bytes[4..8].copy_from_slice(&local_index.to_le_bytes());
+        bytes[8..8 + INITIATION_NOISE_BYTES].copy_from_slice(&noise);
+        let mac1 = sign(&mut bytes, &config.public_key, peer.cookie(now.ns));
+        // Up to a third of a second (section 6.1 of the paper).
+        let jitter_ns = (u64::from(u32::from_le_bytes(jitter)) * 333_000_000) >> 32;
+        peer.began((initiator, local_index, mac1), now.ns, jitter_ns);
+        out.push(Send { to, bytes });
+    }
+
+    /// Sends an empty packet by the session, or has a handshake begin that leads to one.
+    fn send_keepalive(&mut self, number: u32, now: Now, out: &mut Vec<Send>) {
+        let Ok(peer) = self.peer_mut(number) else { return };
+        let (Some(session), Some(to)) = (peer.sending(), peer.endpoint) else {
+            return peer.want_handshake(now.ns);
+        };
+        if let Some(bytes) = seal(session, &[]) {
+            peer.activity.sends_keepalive(bytes.len() as u64, now.ns);
+            out.push(Send { to, bytes });
+        }
+    }
+
+    /// Sends what has waited for a session, if there is one; whether that was anything.
+    fn send_waiting(&mut self, number: u32, now: Now, out: &mut Vec<Send>) -> bool {
+        let Ok(peer) = self.peer_mut(number) else { return false };
+        let packets = peer.take_waiting();
+        let (Some(session), Some(to)) = (peer.sending(), peer.endpoint) else { return false };
+        for packet in &packets {
+            if let Some(bytes) = seal(session, packet) {
+                peer.activity.sends(bytes.len() as u64, now.ns);
+                out.push(Send { to, bytes });
+            }
+        }
+        !packets.is_empty()
+    }
+
+    /// The sessions now, if they have changed since the last call.
+    pub fn take_changed(&mut self) -> Option<Sessions> {
+        std::mem::take(&mut self.has_changed).then(|| {
+            self.free_places();
+            self.sessions()
+        })
+    }
+
+    /// Whether a peer has come, gone or moved since the last call.
+    pub fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.has_moved)
+    }
+
+    /// The peers, where they are and what they may send from.
+    pub fn peers(&self) -> impl Iterator<Item = (&PeerConfig, Option<SocketAddr>)> {
+        self.peers.iter().flatten().map(|peer| (&peer.config, peer.endpoint))
+    }
+
+    /// How they are.
+    pub fn states(&self) -> impl Iterator<Item = PeerState> {
+        self.peers.iter().flatten().map(|peer| {
+            let (received_bytes, sent_bytes) = peer.activity.bytes();
+            PeerState {
+                public_key: peer.config.public_key,
+                endpoint: peer.endpoint,
+                last_handshake_unix: peer.last_handshake_unix,
+                received_bytes,
+                sent_bytes,
+            }
+        })
+    }
+
+    /// What became of handshakes so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn sessions(&self) -> Sessions {
+        let mut places = vec![None; self.places.len()];
+        for session in self.peers.iter().flatten().flat_map(|peer| peer.sessions()) {
+            if let Some(place) = places.get_mut(place_of(session.local_index)) {
+                *place = Some(Arc::clone(session));
+            }
+        }
+        let peers: Box<[_]> =
+            self.peers.iter().map(|peer| peer.as_ref().map(|peer| peer.published())).collect();
+        let endpoints = peers
+            .iter()
+            .zip(0..)
+            .filter_map(|(peer, number)| Some((peer.as_ref()?.endpoint?, number)));
+        // Of several peers that are said to be at one place, the first is.
+        let mut by_endpoint: Vec<_> = endpoints.collect();
+        by_endpoint.sort_unstable();
+        by_endpoint.dedup_by_key(|(endpoint, _)| *endpoint);
+        Sessions {
+            peers,
+            by_endpoint: by_endpoint.into_boxed_slice(),
+            places: places.into_boxed_slice(),
+        }
+    }
+
+    fn peer_mut(&mut self, number: u32) -> Result<&mut Association, Refusal> {
+        let peer = self.peers.get_mut(number as usize).and_then(Option::as_mut);
+        peer.map(|peer| &mut **peer).ok_or(Refusal::NoHandshake)
+    }
+
+    /// Whose session or handshake has this number here.
+    fn owner(&self, local_index: u32) -> Option<u32> {
+        let (index, owner) = (*self.places.get(place_of(local_index))?)?;
+        (index == local_index).then_some(owner)
+    }
+
+    /// A number for a session or a handshake of this peer.
+    fn give_index(&mut self, owner: u32, random: &mut impl Randomness) -> u32 {
+        let free = self.places.iter().position(Option::is_none);
+        let place = free.unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        let mut bytes = [0; 4];
+        random.fill(&mut bytes);
+        let index = u32::from_le_bytes(bytes) << PLACE_BITS | place as u32;
+        if let Some(at) = self.places.get_mut(place) {
+            *at = Some((index, owner));
+        }
+        index
+    }
+
+    /// Has the numbers of what is no more be given again.
+    fn free_places(&mut self) {
+        let peers = self.peers.iter().flatten();
+        let used: BTreeSet<_> = peers
+            .flat_map(|peer| {
+                let sessions = peer.sessions().map(|session| session.local_index);
+                sessions.chain(peer.pending.as_ref().map(|pending| pending.local_index))
+            })
+            .collect();
+        for place in &mut self.places {
+            *place = place.filter(|(index, _)| used.contains(index));
+        }
+    }
+}
+
+fn place_of(local_index: u32) -> usize {
+    (local_index & ((1 << PLACE_BITS) - 1)) as usize
+}
+
+fn session(
+    numbers: (u32, u32, u32),
+    keys: &SessionKeys,
+    now: Now,
+    is_initiator: bool,
+) -> Result<Arc<Session>, Refusal> {
+    let session = Session::new(numbers, keys, now.ns, is_initiator);
+    session.map(Arc::new).ok_or(Refusal::NoHandshake)
+}
+
+/// A datagram with this packet in it.
+fn seal(session: &Session, packet: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; OVERHEAD_BYTES + packet.len().next_multiple_of(PADDED_TO_BYTES)];
+    bytes
+        .get_mut(super::message::DATA_HEADER_BYTES..)?
+        .get_mut(..packet.len())?
+        .copy_from_slice(packet);
+    session.seal(&mut bytes)?;
+    Some(bytes)
+}
+
+/// TAI64N, as the kernel writes it: no finer than handshakes may follow each other, so that it
+/// says little of this host's clock.
+fn timestamp(now: Now) -> Timestamp {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let seconds = (now.unix_ns / SECOND_NS).wrapping_add(0x4000_0000_0000_000a);
+    let nanoseconds = (now.unix_ns % SECOND_NS) as u32 & !0xff_ffff;
+    let mut bytes = Timestamp::default();
+    bytes[..8].copy_from_slice(&seconds.to_be_bytes());
+    bytes[8..].copy_from_slice(&nanoseconds.to_be_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests;
