@@ -203,11 +203,27 @@ drop_reasons! {
     /// The kernel has no route to the peer's public address.
     /// Look at: this host's route to the peer: `ip route get` its public address
     SendUnreachable = "tx-unreach",
+    /// With WireGuard: there is no session with the peer, and too many packets wait for one.
+    /// Look at: `weft peers`: when both last agreed on keys; if never, its UDP port, its public key
+    /// in the lease, and the preshared key
+    NoSession = "no-session",
     /// The send failed with an error that has no reason of its own.
     /// Look at: `ip route get` the peer's public address, which shows a blackhole route; if that is
     /// well, `ip -statistics link` of the external interface; if that counts errors,
     /// `--offload=none`
     SendFailed = "tx-error",
+    /// With WireGuard: the datagram is nothing of its protocol.
+    /// Look at: which host that is not a peer sends to the tunnel port
+    NotWireguard = "not-wireguard",
+    /// With WireGuard: the datagram is of a session that this host has not, or not any more.
+    /// Look at: nothing, if this weftd or the peer's was started a moment ago; else who sends it
+    UnknownSession = "unknown-session",
+    /// With WireGuard: the datagram is not what the peer has sealed.
+    /// Look at: a forger; if a peer sends many, its memory or network card
+    NotAuthentic = "not-authentic",
+    /// With WireGuard: the datagram came before, or 8,192 of its session after it.
+    /// Look at: a network that doubles packets or holds them back; else somebody who recorded them
+    Replayed = "replayed",
     /// More arrived than this host delivers, and the socket's receive buffer was nearly full: what
     /// those send who send much goes first.
     /// Look at: who sends so much: `weft drops`; then CPU: the host cannot take packets as fast as
@@ -322,6 +338,12 @@ pub struct WorkerStats {
     pub tun_fallbacks: Counter,
     /// Datagrams that the kernel dropped because the receive buffer was full (SO_RXQ_OVFL).
     pub receive_overflows: Counter,
+    /// Messages of WireGuard's handshakes that were received.
+    pub handshakes: Counter,
+    /// Those of them that were not looked at, because too many others waited.
+    pub handshakes_shed: Counter,
+    /// Empty datagrams of WireGuard's, which say that a peer is there.
+    pub keepalives: Counter,
     /// What went to and came from each peer.
     pub by_peer: ByPeer,
     /// When the worker last began a turn, on the monotonic clock, 0 before the first: others see by

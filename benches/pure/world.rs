@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use ipnet::Ipv4Net;
-use weft::forward::{Context, IcmpLimiter, Leased, Local};
+use weft::forward::{Context, IcmpLimiter, Leased, Local, Senders};
 use weft::route::{Families, Peer, Prefix, Prefixes, Table};
 use weft::stats::DirectionStats;
 
@@ -90,7 +90,7 @@ impl World {
                 underlay: "192.168.0.1:8285".parse().expect("an endpoint"),
                 mtu_bytes: MTU_BYTES,
                 whole_bytes: MTU_BYTES,
-                is_strict: false,
+                senders: Senders::Loose,
             },
             table: Table::build(peers(&subnets(peer_count, Shape::Dense))),
             stats: DirectionStats::default(),

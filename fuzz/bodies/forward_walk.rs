@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Leased, Local};
+use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Leased, Local, Senders};
 use weft::offload::{CoalesceLimits, VNET_HEADER_BYTES};
 use weft::packet::ecn::Ecn;
 use weft::packet::{Family, Header, Span};
@@ -126,7 +126,7 @@ impl Walk {
                 underlay: SENDERS[3].into(),
                 mtu_bytes: 1472,
                 whole_bytes: 1472,
-                is_strict: false,
+                senders: Senders::Loose,
             },
             table: Table::build(peers.to_vec()),
             peers,

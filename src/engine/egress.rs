@@ -14,6 +14,7 @@ use crate::route::Endpoint;
 use crate::stats::{DropReason, DroppedPacket, LONG_BYTES};
 use crate::sys::udp::{Datagrams, SendBatch};
 
+use super::cipher::{GROWTH_BYTES, SEALED_MORE_BYTES, Sealed, Sealer};
 use super::contain::{Half, Progress};
 use super::idle::Moved;
 use super::io::{Io, Reads};
@@ -45,6 +46,7 @@ pub(super) struct EgressHalf<'a> {
     /// Whether they wait for room in that of this worker's own port.
     pub(super) waits_for_source: bool,
     offers: Offers,
+    sealer: Option<Sealer>,
     progress: Progress,
 }
 
@@ -82,6 +84,7 @@ impl Half for EgressHalf<'_> {
 
     fn abandon(&mut self) {
         self.egress.abandon();
+        self.sealer.iter_mut().for_each(Sealer::sent);
         (self.settled, self.waits_until_ns) = (0, None);
     }
 
@@ -93,16 +96,22 @@ impl Half for EgressHalf<'_> {
 impl<'a> EgressHalf<'a> {
     /// For reads that fill the first `read_bytes` of an arena.
     pub(super) fn new(config: &'a WorkerConfig, read_bytes: usize) -> Self {
+        let plain_bytes = read_bytes + HEADERS_BYTES;
+        let sealer = config.cipher.as_ref().map(|cipher| Sealer::new(cipher, plain_bytes));
+        let sealed_bytes = sealer.as_ref().map_or(0, |_| plain_bytes + SEALED_MORE_BYTES);
+        let growth_bytes = sealer.as_ref().map_or(0, |_| GROWTH_BYTES);
+        let plan = SendPlan::growing_by(config.socket.segments_max, growth_bytes);
         Self {
             config,
-            reads: Reads::new(read_bytes + HEADERS_BYTES),
-            egress: Egress::new(config.socket.segments_max, read_bytes),
+            reads: Reads::new(plain_bytes + sealed_bytes),
+            egress: Egress::filling(plan, read_bytes..plain_bytes),
             batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * SPANS_PER_MESSAGE),
             singles: SendBatch::new(SEGMENTS_MAX, SPANS_PER_MESSAGE),
             settled: 0,
             waits_until_ns: None,
             waits_for_source: false,
             offers: Offers::new(config),
+            sealer,
             progress: Progress::default(),
         }
     }
@@ -136,7 +145,26 @@ impl<'a> EgressHalf<'a> {
 
     /// Sends what is left of the plan; returns whether that was all of it.
     fn send_plan(&mut self, context: &Context<'_>) -> bool {
-        let Self { config, reads, egress, batch, singles, settled, offers, .. } = self;
+        if let Some(sealer) = &mut self.sealer {
+            sealer.seal(&mut self.egress.plan, &mut self.reads.arena, context);
+        }
+        let refusing = self.offer_plan(context);
+        if let Some(destination) = refusing {
+            self.egress.plan.refuse_gso(destination);
+        }
+        let is_done = self.settled == self.egress.plan.messages().len();
+        if is_done {
+            self.settled = 0;
+            self.egress.sent();
+            self.sealer.iter_mut().for_each(Sealer::sent);
+        }
+        is_done
+    }
+
+    /// Offers the kernel what is left of the plan, as far as it takes it; returns who refuses GSO
+    /// batches.
+    fn offer_plan(&mut self, context: &Context<'_>) -> Option<Endpoint> {
+        let Self { config, reads, egress, batch, singles, settled, offers, sealer, .. } = self;
         let Self { waits_until_ns, waits_for_source, .. } = self;
         let (arena, plan) = (&reads.arena, &egress.plan);
         let messages = plan.messages();
@@ -148,7 +176,14 @@ impl<'a> EgressHalf<'a> {
             *settled..messages.len(),
             |index| messages[index].segments > 1,
             |first| {
-                let (mut offers, left) = (offers.borrow_mut(), &messages[first..]);
+                let left = &messages[first..];
+                let sealed = sealer.as_ref().map(|sealer| sealer.outcome(first));
+                let left = match sealed.unwrap_or(Sealed::Ready(left.len())) {
+                    Sealed::Ready(count) => &left[..count.min(left.len())],
+                    Sealed::Waits => return Ok(1),
+                    Sealed::Lost => return Err(Unsent::Withheld(DropReason::NoSession)),
+                };
+                let mut offers = offers.borrow_mut();
                 let next = offers.next(config, context, left).map_err(Unsent::Withheld)?;
                 let (count, by_source) = next;
                 *waits_for_source = by_source;
@@ -194,15 +229,7 @@ impl<'a> EgressHalf<'a> {
                 }
             },
         );
-        let is_done = *settled == messages.len();
-        if let Some(destination) = refusing {
-            egress.plan.refuse_gso(destination);
-        }
-        if is_done {
-            *settled = 0;
-            egress.sent();
-        }
-        is_done
+        refusing
     }
 
     fn write_replies(&mut self) {

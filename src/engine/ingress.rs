@@ -3,6 +3,7 @@
 
 use std::io::{self, IoSlice};
 use std::iter::once;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use crate::device::SEGMENTS_MIN;
@@ -16,10 +17,12 @@ use crate::stats::DropReason;
 use crate::sys::tun_io::{Write, WriteBatch};
 use crate::sys::udp::{Datagrams, SendBatch};
 
+use super::cipher::{Opened, Opener};
 use super::contain::{Half, Progress};
 use super::errno::{is_gone, write_failure};
 use super::io::{Io, RECEIVE_SLOTS, Receives};
 use super::worker::{WorkerConfig, WorkerEnd};
+use crate::wireguard::message::DATA_HEADER_BYTES;
 
 /// Turns in a row that must leave datagrams in the socket before it is asked how full it is: bulk
 /// that comes in waves needs no such question.
@@ -33,6 +36,7 @@ pub(super) struct IngressHalf<'a> {
     reply: SendBatch,
     /// Turns in a row that have left datagrams in the socket.
     busy_turns: u32,
+    opener: Option<Opener>,
     progress: Progress,
 }
 
@@ -53,15 +57,14 @@ impl Half for IngressHalf<'_> {
                 sender: received.source,
                 ecn: Ecn::of(received.type_of_service),
             };
-            let mut taken = self.ingress.process(context, &mut self.receives.arena, batch);
-            while taken.is_err() {
-                let written = self.write_plan(io, context);
-                outcome = outcome.and(written);
-                taken = self.ingress.resume(context, &mut self.receives.arena);
-            }
+            let (sender, moved) = match self.opener {
+                None => (batch.sender, self.take(io, context, batch)),
+                Some(_) => self.open(io, context, batch),
+            };
+            outcome = outcome.and(moved);
             let delivered = self.ingress.take_delivered();
             if delivered.packets > 0 {
-                let (address, table) = (batch.sender.ip(), context.table);
+                let (address, table) = (sender.ip(), context.table);
                 let sender = table.host_key(address);
                 // A translator's address is nobody's: then the lease of the pod tells.
                 let peer_of = || match table.has_peer_at(address) {
@@ -104,8 +107,63 @@ impl<'a> IngressHalf<'a> {
             writes: WriteBatch::new(ITEMS_MAX, ITEMS_MAX * PACKETS_PER_ITEM),
             reply: SendBatch::new(1, 1),
             busy_turns: 0,
+            opener: config.cipher.as_ref().map(Opener::new),
             progress: Progress::default(),
         }
+    }
+
+    /// Has a batch decided on, and written as far as there is no room for more.
+    fn take(
+        &mut self,
+        io: &mut impl Io,
+        context: &Context<'_>,
+        batch: GroBatch,
+    ) -> Result<(), WorkerEnd> {
+        let mut outcome = Ok(());
+        let mut taken = self.ingress.process(context, &mut self.receives.arena, batch);
+        while taken.is_err() {
+            let written = self.write_plan(io, context);
+            outcome = outcome.and(written);
+            taken = self.ingress.resume(context, &mut self.receives.arena);
+        }
+        outcome
+    }
+
+    /// Opens each datagram of a batch, and takes in what was in it; and by what address the peer is
+    /// known that sent them.
+    fn open(
+        &mut self,
+        io: &mut impl Io,
+        context: &Context<'_>,
+        batch: GroBatch,
+    ) -> (SocketAddr, Result<(), WorkerEnd>) {
+        let (mut sender, mut outcome) = (batch.sender, Ok(()));
+        let each = usize::from(batch.segment_bytes).max(1);
+        for range in batch.span.range().step_by(each).map(|at| at..batch.span.range().end) {
+            let range = range.start..range.end.min(range.start + each);
+            let Some(opener) = &mut self.opener else { break };
+            let stats = &self.config.stats;
+            let datagram = &mut self.receives.arena[range.clone()];
+            match opener.open(datagram, batch.sender, stats, context.now_ns) {
+                Opened::Packet(bytes, of) => {
+                    sender = of;
+                    let span = Span::new(range.start + DATA_HEADER_BYTES, bytes);
+                    let packet = GroBatch { span, segment_bytes: 0, sender, ..batch };
+                    let taken = self.take(io, context, packet);
+                    outcome = outcome.and(taken);
+                }
+                Opened::Nothing => {}
+                Opened::Refused(reason) => {
+                    context.stats.packets_received.add(1);
+                    context.stats.bytes_received.add(range.len() as u64);
+                    context.drop(reason, 1, Some(batch.sender), &[]);
+                }
+            }
+        }
+        if let Some(opener) = &mut self.opener {
+            opener.note(context.now_ns);
+        }
+        (sender, outcome)
     }
 
     /// What was received is to be moved to the last packet, whatever became of the device.

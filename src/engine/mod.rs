@@ -5,6 +5,7 @@
 //! they wait and do I/O; what happens to a packet is in `forward`, the same for all.
 
 mod choice;
+mod cipher;
 mod contain;
 mod cycle;
 mod egress;
@@ -41,6 +42,7 @@ pub use self::ring::RING_ENTRIES;
 pub use crate::rights::Priority;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
+pub use cipher::{Cipher, Event, EventQueue, Events, events};
 pub use cycle::monotonic_ns;
 pub use wake::Stop;
 pub use worker::{Engine, WorkerConfig, WorkerEnd};

@@ -9,6 +9,8 @@ use crate::route::Published;
 use crate::stats::WorkerStats;
 use crate::words::words;
 
+use super::cipher::Cipher;
+
 /// Everything a worker needs, ready to run.
 pub struct WorkerConfig {
     /// Its number among the workers of one device; its thread is named after it.
@@ -41,6 +43,8 @@ pub struct WorkerConfig {
     pub engine: Option<Engine>,
     /// Whether it is to get a processor that others keep busy before them.
     pub comes_first: bool,
+    /// What it seals and opens by, where hosts talk WireGuard.
+    pub cipher: Option<Cipher>,
     /// Submissions that an io_uring holds, a power of two: [`super::RING_ENTRIES`], or fewer, which
     /// takes more system calls for the same packets.
     pub ring_entries: u32,

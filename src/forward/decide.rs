@@ -25,12 +25,30 @@ pub struct Local {
     pub mtu_bytes: u16,
     /// Largest packet whose datagram goes whole, to each peer; what is longer goes in fragments.
     pub whole_bytes: u16,
-    /// Whether inner sources must be leased, and datagrams come from the public address of that
+    /// What is known of the sender of a datagram.
+    pub senders: Senders,
+}
+
+/// What is known of the sender of a datagram by its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Senders {
+    /// Nothing for sure: anybody can forge it, and a translator may have put its own there.
+    Loose,
+    /// The same. Inner sources must be leased, and datagrams come from the public address of that
     /// lease and the tunnel's port, or a source port that goes with it.
-    pub is_strict: bool,
+    Strict,
+    /// All: the peer has proved who it is, and the address given here is the one that stands for
+    /// it. As in a kernel's tunnel, packets do not lose a hop.
+    Proven,
 }
 
 impl Local {
+    /// Whether the tunnel is a hop on a packet's way, as flannel's udp backend is.
+    #[inline(always)]
+    pub(super) fn is_hop(&self) -> bool {
+        self.senders != Senders::Proven
+    }
+
     /// To how many bytes TCP over this family is held, if longer packets would go in fragments and
     /// its sender can't be told so, as with IPv6, whose packets may always have 1,280.
     #[inline(always)]
@@ -159,7 +177,7 @@ pub fn egress<A: Routed>(
         let reason = if is_own { DropReason::OwnSubnet } else { DropReason::NoRoute };
         return answer(ErrorKind::NetUnreachable, reason);
     };
-    if header.ttl == 1 {
+    if header.ttl == 1 && local.is_hop() {
         return answer(ErrorKind::TimeExceeded, DropReason::TtlExpired);
     }
     if largest_bytes > usize::from(local.mtu_bytes) {
@@ -218,7 +236,7 @@ pub fn ingress<A: Routed>(
     };
     match header.ttl {
         0 => Err(DropReason::TtlZero.into()),
-        1 => Err(time_exceeded(host.table, sender, header.source)),
+        1 if host.local.is_hop() => Err(time_exceeded(host.table, sender, header.source)),
         _ => Ok(ecn),
     }
 }
@@ -279,15 +297,22 @@ fn addresses<A: Routed>(
 fn owns<A: Routed>(host: Host<'_, A>, sender: &SocketAddr, source: A) -> Result<(), DropReason> {
     let Host { local, table, .. } = host;
     let Some(owner) = table.lookup(source) else {
-        let is_refused = local.is_strict || A::VERSION == 6 && !table.is_provisional;
+        let is_loose = local.senders == Senders::Loose;
+        let is_refused = !is_loose || A::VERSION == 6 && !table.is_provisional;
         return if is_refused { Err(DropReason::SourceNotLeased) } else { Ok(()) };
     };
+    if local.senders == Senders::Proven {
+        // Two peers may be behind one address, and each may send from its own subnet only.
+        let is_owner = owner.address == *sender;
+        return if is_owner { Ok(()) } else { Err(DropReason::SourceNotPeerLease) };
+    }
     let is_proven = owner.source_proven.load(Ordering::Relaxed);
+    let is_strict = local.senders == Senders::Strict;
     if !is_of_host(sender, &owner.address) {
-        let is_refused = local.is_strict || is_proven || table.has_peer_at(sender.ip());
+        let is_refused = is_strict || is_proven || table.has_peer_at(sender.ip());
         return if is_refused { Err(DropReason::SourceNotPeerLease) } else { Ok(()) };
     }
-    if local.is_strict && !is_tunnel_source(local.underlay.port(), sender.port()) {
+    if is_strict && !is_tunnel_source(local.underlay.port(), sender.port()) {
         return Err(DropReason::OuterPort);
     }
     // A load first: the flag is set once, and a store would bounce the cache line for ever.

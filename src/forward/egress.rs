@@ -1,6 +1,8 @@
 //! Egress, packets from the TUN device: validate, decide, decrement TTL, cut super-packets, and
 //! gather datagrams into GSO batches.
 
+use std::ops::Range;
+
 use crate::offload::{Full, PartialChecksum, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader};
 use crate::packet::transport;
 use crate::packet::{Header, Span};
@@ -20,6 +22,7 @@ pub struct Egress {
     /// The ICMP errors due; they go into the TUN device.
     pub replies: Replies,
     headers_at: usize,
+    headers_end: usize,
     headers_used_bytes: usize,
     /// What is left of a super-packet that met a full plan, and where it goes.
     pending: Option<(Endpoint, Splitter)>,
@@ -40,10 +43,17 @@ impl Egress {
     /// An empty half for GSO batches of at most `segments_max` datagrams; the headers that cutting
     /// makes lie in the arena from `headers_at` on.
     pub fn new(segments_max: u16, headers_at: usize) -> Self {
+        Self::filling(SendPlan::new(segments_max), headers_at..usize::MAX)
+    }
+
+    /// An empty half that fills an empty `plan`; the headers that cutting makes lie at `headers` in
+    /// the arena.
+    pub fn filling(plan: SendPlan, headers: Range<usize>) -> Self {
         Self {
-            plan: SendPlan::new(segments_max),
+            plan,
             replies: Replies::default(),
-            headers_at,
+            headers_at: headers.start,
+            headers_end: headers.end,
             headers_used_bytes: 0,
             pending: None,
             current: Span::default(),
@@ -135,7 +145,9 @@ impl Egress {
         };
         let decided = self.decide(context, leased, &header, bytes, load);
         let Some(destination) = decided else { return Ok(()) };
-        A::decrement_ttl(bytes);
+        if context.local.is_hop() {
+            A::decrement_ttl(bytes);
+        }
         splitter.ip_header_changed(bytes);
         self.pending = Some((destination, splitter));
         self.resume(context, arena)
@@ -157,7 +169,9 @@ impl Egress {
         let load = Load { packets: 1, bytes: bytes.len(), largest_bytes: bytes.len() };
         let decided = self.decide(context, leased, header, bytes, load);
         let Some(destination) = decided else { return Ok(()) };
-        A::decrement_ttl(bytes);
+        if context.local.is_hop() {
+            A::decrement_ttl(bytes);
+        }
         if let Some(packet_bytes) = context.local.held_to::<A>() {
             transport::limit_segment_size(header, bytes, packet_bytes, checksum.is_some());
         }
@@ -211,7 +225,9 @@ impl Egress {
     /// Goes on with the super-packet that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some((destination, mut splitter)) = self.pending.take() else { return self.room() };
-        let parts = arena.split_at_mut_checked(self.headers_at);
+        let plain_bytes = self.headers_end.min(arena.len());
+        let plain = arena.get_mut(..plain_bytes);
+        let parts = plain.and_then(|plain| plain.split_at_mut_checked(self.headers_at));
         let parts =
             parts.and_then(|(packets, headers)| Some((splitter.packet.of(packets)?, headers)));
         let Some((bytes, headers)) = parts else {

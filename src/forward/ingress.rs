@@ -221,8 +221,10 @@ impl Ingress {
                 return;
             }
         };
-        A::decrement_ttl(bytes);
-        header.ttl -= 1;
+        if local.is_hop() {
+            A::decrement_ttl(bytes);
+            header.ttl -= 1;
+        }
         if ecn != header.ecn {
             A::set_ecn(bytes, ecn);
             header.ecn = ecn;

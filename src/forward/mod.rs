@@ -15,7 +15,7 @@ mod ingress;
 pub(crate) mod reply;
 mod shed;
 
-pub use decide::{Host, Leased, LeasedFamilies, Local};
+pub use decide::{Host, Leased, LeasedFamilies, Local, Senders};
 pub use egress::Egress;
 pub use ingress::{GroBatch, Ingress};
 pub use reply::Replies;

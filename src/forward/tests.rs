@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::forward::{Context, Host, Leased, Local};
+use crate::forward::{Context, Host, Leased, Local, Senders};
 use crate::packet::checksum;
 use crate::packet::header::{self, protocol};
 use crate::packet::limiter::IcmpLimiter;
@@ -58,7 +58,7 @@ pub(crate) fn local() -> Local {
         underlay: US,
         mtu_bytes: MTU_BYTES,
         whole_bytes: MTU_BYTES,
-        is_strict: false,
+        senders: Senders::Loose,
     }
 }
 

@@ -46,13 +46,16 @@ pub struct Message {
     pub bytes: u32,
     segments_max: u16,
     spans: u16,
-    sealed: bool,
+    /// Nothing may be added.
+    is_closed: bool,
 }
 
 /// A bounded set of messages under construction.
 #[derive(Debug)]
 pub struct SendPlan {
     segments_max: u16,
+    /// What each datagram becomes longer by, at most, before it is sent.
+    growth_bytes: u16,
     messages: Vec<Message>,
     /// INVARIANT: message `i` owns the first `message.spans` of `spans[i]`.
     spans: Box<[[Span; SPANS_PER_MESSAGE]]>,
@@ -67,11 +70,17 @@ impl SendPlan {
     pub fn new(segments_max: u16) -> Self {
         Self {
             segments_max,
+            growth_bytes: 0,
             messages: Vec::with_capacity(MESSAGES_MAX),
             spans: vec![[Span::default(); SPANS_PER_MESSAGE]; MESSAGES_MAX].into_boxed_slice(),
             single_destinations: Vec::with_capacity(SINGLE_DESTINATIONS_MAX),
             all_single: false,
         }
+    }
+
+    /// The same for datagrams that [`Self::replace`] makes longer by up to `growth_bytes` each.
+    pub fn growing_by(segments_max: u16, growth_bytes: u16) -> Self {
+        Self { growth_bytes, ..Self::new(segments_max) }
     }
 
     /// The kernel refused GSO to `destination`: from the next message on it gets single datagrams,
@@ -128,20 +137,43 @@ impl SendPlan {
 
     #[inline(never)]
     fn begin(&mut self, destination: Endpoint, datagram: [Span; 2]) -> Result<(), Full> {
+        let segment_bytes = bytes_of(datagram) as u16;
+        let segments_max = self.segments_that_fit(segment_bytes);
         let spans = self.spans.get_mut(self.messages.len()).ok_or(Full)?;
         let is_single = self.all_single || self.single_destinations.contains(&destination);
         let mut message = Message {
             destination,
-            segment_bytes: bytes_of(datagram) as u16,
+            segment_bytes,
             segments: 0,
             bytes: 0,
-            segments_max: if is_single { 1 } else { self.segments_max },
+            segments_max: if is_single { 1 } else { segments_max },
             spans: 0,
-            sealed: false,
+            is_closed: false,
         };
         message.append(spans, datagram);
         self.messages.push(message);
         Ok(())
+    }
+
+    /// Datagrams of so many bytes that one message takes, once they have grown.
+    fn segments_that_fit(&self, segment_bytes: u16) -> u16 {
+        if self.growth_bytes == 0 {
+            // Which message is full is seen when one is added.
+            return self.segments_max;
+        }
+        let grown_bytes = usize::from(segment_bytes) + usize::from(self.growth_bytes);
+        self.segments_max.min((MESSAGE_BYTES_MAX / grown_bytes) as u16).max(1)
+    }
+
+    /// Has the datagrams of message `index` lie in `span` from now on, one behind the other, each
+    /// but the last of `segment_bytes`.
+    pub fn replace(&mut self, index: usize, span: Span, segment_bytes: u16) {
+        let message = self.messages.get_mut(index).zip(self.spans.get_mut(index));
+        if let Some((message, [first, ..])) = message {
+            *first = span;
+            (message.spans, message.is_closed) = (1, true);
+            (message.segment_bytes, message.bytes) = (segment_bytes, span.bytes);
+        }
     }
 
     /// The messages, in the order in which they must be sent.
@@ -188,7 +220,7 @@ impl SendPlan {
 impl Message {
     /// Whether a datagram of `bytes` may be the message's next.
     fn fits(&self, bytes: u32) -> bool {
-        !self.sealed
+        !self.is_closed
             && bytes <= u32::from(self.segment_bytes)
             && self.segments < self.segments_max
             && usize::from(self.spans) + 2 <= SPANS_PER_MESSAGE
@@ -216,7 +248,7 @@ impl Message {
         let bytes = bytes_of(datagram);
         self.bytes += bytes;
         self.segments += 1;
-        self.sealed = bytes < u32::from(self.segment_bytes);
+        self.is_closed = bytes < u32::from(self.segment_bytes);
     }
 }
 

@@ -28,7 +28,8 @@ impl<T> Clone for Place<T> {
 }
 
 impl<T> Place<T> {
-    fn new(first: T) -> Self {
+    /// With this in it at first.
+    pub fn new(first: T) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(first)))
     }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
-use crate::forward::decide::{self, Host, Leased, LeasedFamilies, Local, Refusal};
+use crate::forward::decide::{self, Host, Leased, LeasedFamilies, Local, Refusal, Senders};
 use crate::host::mtu::IPV6_MTU_BYTES_MIN;
 use crate::host::state::KernelFamily;
 use crate::packet::ecn::Ecn;
@@ -378,7 +378,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
     /// What the udp backend does with it.
     fn sent(&self, ends: Ends<A>, question: &Question, length_bytes: u16, peer: &Peer) -> LastStep {
         let (header, packet) = packet(ends, length_bytes, question.dont_fragment);
-        let (local, table) = (self.local(false)?, self.table());
+        let (local, table) = (self.local(Senders::Loose)?, self.table());
         let host = Host { local: &local, leased: &self.lease, table: &table };
         match decide::egress(host, &header, &packet, packet.len()) {
             Ok(address) => {
@@ -417,7 +417,8 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         steps.extend(unleased.map(is_unleased));
         // What an honest owner sends passes the strict check; nobody else's does.
         let is_strict = owner.is_some() || unleased == Some("strict");
-        let (local, table) = (self.local(is_strict)?, self.table());
+        let senders = if is_strict { Senders::Strict } else { Senders::Loose };
+        let (local, table) = (self.local(senders)?, self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
         let host = Host { local: &local, leased: &self.lease, table: &table };
         match decide::ingress(host, &sender, Ecn::NotEct, &header, &packet, &mut None) {
@@ -441,11 +442,11 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         )
     }
 
-    fn local(&self, is_strict: bool) -> Result<Local, String> {
+    fn local(&self, senders: Senders) -> Result<Local, String> {
         let Self { underlay, mtu_bytes, leased, .. } = *self;
         let leased = leased.ok_or("weftd says no subnet of its own")?;
         let whole_bytes = mtu_bytes;
-        Ok(Local { leased, underlay, mtu_bytes, whole_bytes, is_strict })
+        Ok(Local { leased, underlay, mtu_bytes, whole_bytes, senders })
     }
 
     fn table(&self) -> Table {

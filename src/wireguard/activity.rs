@@ -19,6 +19,8 @@ pub struct Activity {
     received_bytes: AtomicU64,
     /// Whether there was no session to send a packet by.
     lacks_session: AtomicBool,
+    /// Whether datagrams of it came from elsewhere than it was.
+    has_moved: AtomicBool,
 }
 
 impl Activity {
@@ -54,6 +56,19 @@ impl Activity {
     #[inline]
     pub fn note_lack(&self) {
         self.lacks_session.store(true, Ordering::Relaxed);
+    }
+
+    /// Datagrams of it come from elsewhere than it was; whether that is news.
+    #[inline]
+    pub fn note_move(&self) -> bool {
+        !self.has_moved.swap(true, Ordering::Relaxed)
+    }
+
+    /// From here on that is news again.
+    pub(super) fn forget_move(&self) {
+        if self.has_moved.load(Ordering::Relaxed) {
+            self.has_moved.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Whether that was noted since the last call.

@@ -111,6 +111,7 @@ impl Association {
 
     /// What is due now.
     pub(super) fn due(&mut self, now_ns: u64) -> Option<Due> {
+        self.activity.forget_move();
         if self.activity.take_lack() && self.sending().is_none() {
             self.want_handshake(now_ns);
         }

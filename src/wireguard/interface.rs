@@ -492,4 +492,4 @@ fn timestamp(now: Now) -> Timestamp {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use weft::device::{LANES, Steering, Tun, TunOffload, TunnelSocket};
 use weft::engine::{Engine, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
-use weft::forward::{Leased, Local};
+use weft::forward::{Leased, Local, Senders};
 use weft::offload::{
     PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
 };
@@ -104,7 +104,7 @@ pub fn local(mtu_bytes: u16) -> Local {
         underlay: HOST.into(),
         mtu_bytes,
         whole_bytes: mtu_bytes,
-        is_strict: false,
+        senders: Senders::Loose,
     }
 }
 
@@ -166,6 +166,7 @@ impl Host {
                 icmp_limit: Arc::default(),
                 engine: options.engine,
                 comes_first: false,
+                cipher: None,
                 ring_entries: options.ring_entries,
             };
             before_spawn();

@@ -9,27 +9,27 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 521, 4377),
+    (".", 529, 4410),
     ("backend", 6742, 70102),
     ("bin", 15, 144),
     ("config", 1766, 18215),
     ("daemon", 3687, 38206),
     ("control", 5863, 59267),
     ("device", 493, 5308),
-    ("engine", 1853, 17344),
+    ("engine", 2182, 20536),
     ("fast_path", 741, 6759),
-    ("forward", 784, 7528),
+    ("forward", 814, 7787),
     ("host", 3038, 32438),
     ("netfilter", 1254, 12608),
-    ("offload", 843, 7808),
+    ("offload", 865, 8031),
     ("packet", 1149, 11616),
     ("rights", 55, 575),
-    ("route", 583, 6033),
+    ("route", 583, 6034),
     ("stats", 282, 2495),
     ("status", 599, 4406),
     ("sys", 1255, 13348),
-    ("tool", 5763, 63530),
-    ("wireguard", 1223, 12073),
+    ("tool", 5764, 63551),
+    ("wireguard", 1234, 12155),
 ];
 
 /// Lines and tokens.

@@ -90,7 +90,8 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "engine",
         &[
-            &["idle", "priority", "wake", "worker"],
+            &["cipher", "idle", "priority", "wake"],
+            &["worker"],
             &["choice", "errno", "refused"],
             &["io", "outcome"],
             &["contain", "lanes", "mmsg", "offers", "ring"],

@@ -20,7 +20,7 @@ use crate::engine::{
     self, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
 };
 use crate::failure::with_causes;
-use crate::forward::{IcmpLimiter, LeasedFamilies, Local};
+use crate::forward::{IcmpLimiter, LeasedFamilies, Local, Senders};
 use crate::route::Published;
 use crate::stats::WorkerStats;
 use crate::status;
@@ -55,7 +55,7 @@ pub(super) struct Orders {
     pub(super) engine: Option<Engine>,
     pub(super) comes_first: bool,
     /// Whether the peers' datagrams are checked strictly.
-    pub(super) is_strict: bool,
+    pub(super) senders: Senders,
     pub(super) routes: Published,
     pub(super) ends: mpsc::UnboundedSender<WorkerEnd>,
 }
@@ -96,7 +96,7 @@ impl Team {
                     underlay: seat.socket.address,
                     mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
                     whole_bytes: orders.whole_bytes.load(Ordering::Relaxed),
-                    is_strict: orders.is_strict,
+                    senders: orders.senders,
                 },
                 mtu_bytes: Arc::clone(&orders.mtu_bytes),
                 whole_bytes: Arc::clone(&orders.whole_bytes),
@@ -106,6 +106,7 @@ impl Team {
                 icmp_limit: Arc::clone(&icmp_limit),
                 engine: orders.engine,
                 comes_first: orders.comes_first,
+                cipher: None,
                 ring_entries: RING_ENTRIES,
             };
             let ends = orders.ends.clone();

@@ -23,6 +23,7 @@ use crate::config::options::OffloadChoice;
 use crate::device::{TunnelSocket, kernel};
 use crate::engine::{Engine, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
+use crate::forward::Senders;
 use crate::host::follower::{Following, HostFollower};
 use crate::host::listing::Listing;
 use crate::host::mtu::{IPV6_MTU_BYTES_MIN, beyond_path};
@@ -105,7 +106,10 @@ impl Tunnel {
             engine: team::settle_engine(setup.dataplane.engine),
             comes_first: !setup.dataplane.workers_are_ordinary,
             routes,
-            is_strict: setup.dataplane.is_peer_check_strict,
+            senders: match setup.dataplane.is_peer_check_strict {
+                true => Senders::Strict,
+                false => Senders::Loose,
+            },
             ends: ends_sender,
         };
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;

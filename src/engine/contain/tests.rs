@@ -27,9 +27,9 @@ const ENGINES: [Option<Engine>; 2] = [Some(Engine::Mmsg), None];
 pub(in crate::engine) struct Scene {
     /// Where the worker's TUN queue leads.
     host: UnixDatagram,
-    peer: UdpSocket,
+    pub(in crate::engine) peer: UdpSocket,
     pub(in crate::engine) tunnel: SocketAddr,
-    stats: Arc<WorkerStats>,
+    pub(in crate::engine) stats: Arc<WorkerStats>,
 }
 
 impl Scene {
@@ -62,6 +62,7 @@ impl Scene {
             icmp_limit: Arc::default(),
             engine,
             comes_first: false,
+            cipher: None,
             ring_entries: RING_ENTRIES,
         };
         (Self { host, peer, tunnel, stats }, config)

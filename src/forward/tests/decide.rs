@@ -1,8 +1,8 @@
 //! Every branch of the two verdicts and of the choice of an error's source, on literal values.
 
 use super::*;
-use crate::forward::Leased;
 use crate::forward::decide::{self, Refusal};
+use crate::forward::{Leased, Senders};
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::Ipv4Header;
@@ -193,7 +193,7 @@ fn only_a_proven_owner_sends_from_its_lease() {
 
 #[test]
 fn the_strict_check_wants_lease_address_and_port() {
-    let strict = Local { is_strict: true, ..local() };
+    let strict = Local { senders: Senders::Strict, ..local() };
     let table = table();
     let verdict = |local: &Local, sender: &str, source: [u8; 4]| {
         let packet = with(udp(FAR, POD, &[7; 32]), 12, &source);

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use super::egress::Walk as Egressed;
 use super::ingress::Walk as Ingressed;
 use super::*;
-use crate::forward::Leased;
+use crate::forward::{Leased, Senders};
 use crate::offload::{
     CoalesceLimits, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
 };
@@ -259,7 +259,7 @@ fn what_nobody_may_send_us() {
     walk.world.table = Table::provisional();
     walk.receive(OTHER, 0, &udp6(FARTHER6, POD6, b"x"));
     assert_eq!(walk.written.len(), 1);
-    walk.world.local.is_strict = true;
+    walk.world.local.senders = Senders::Strict;
     walk.receive(OTHER, 0, &udp6(FARTHER6, POD6, b"x"));
     assert_eq!(walk.world.drops(), [(DropReason::SourceNotLeased, 1)]);
 }

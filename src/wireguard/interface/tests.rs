@@ -10,7 +10,7 @@ use crate::wireguard::message::{DATA_HEADER_BYTES, DataHeader};
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Numbers that are no secret.
-pub(in crate::wireguard) struct Counting(u64);
+pub(crate) struct Counting(pub(crate) u64);
 
 impl Randomness for Counting {
     fn fill(&mut self, bytes: &mut [u8]) {
@@ -21,12 +21,37 @@ impl Randomness for Counting {
     }
 }
 
-fn key(number: u8) -> PrivateKey {
+pub(crate) fn key(number: u8) -> PrivateKey {
     PrivateKey::from_random([number; 32])
 }
 
 fn address(number: u8) -> SocketAddr {
     ([192, 0, 2, number], 51_820).into()
+}
+
+/// Two hosts at these addresses, with a session between them that the first has begun.
+pub(crate) fn pair(addresses: [SocketAddr; 2], now_ns: u64) -> [Interface; 2] {
+    let now = Now { ns: now_ns, unix_ns: now_ns };
+    let mut random = Counting(1);
+    let mut hosts = [1, 2].map(|number| {
+        let mut interface = Interface::new(key(number), &mut random);
+        let endpoint = Some(addresses[2 - usize::from(number)]);
+        interface.configure(vec![PeerConfig { endpoint, ..peer(3 - number, None) }]);
+        interface
+    });
+    let (mut out, mut index) = (Vec::new(), 0);
+    hosts[0].begin(0, now, &mut random, &mut out);
+    while let Some(Send { bytes, .. }) = out.pop() {
+        if bytes[0] == 4 {
+            let sessions = hosts[1 - index].sessions();
+            let at = index_at(&bytes, 4);
+            sessions.session(at).unwrap().open(0, &mut bytes.clone()).unwrap();
+            break;
+        }
+        hosts[1 - index].receive(&bytes, addresses[index], false, now, &mut random, &mut out);
+        index = 1 - index;
+    }
+    hosts
 }
 
 fn peer(number: u8, psk: Option<[u8; 32]>) -> PeerConfig {

@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use weft::fast_path::{IN, Maps, PeerEntry, Settings};
 use weft::forward::decide;
-use weft::forward::{Host, Leased, Local};
+use weft::forward::{Host, Leased, Local, Senders};
 use weft::packet::Family as _;
 use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::Ipv4Header;
@@ -105,7 +105,7 @@ impl Bench {
             mtu_bytes: MTU_BYTES,
             whole_bytes: MTU_BYTES,
             // What the programs take must pass the stricter check, too.
-            is_strict: true,
+            senders: Senders::Strict,
         };
         let maps = Maps::create().expect("root may make maps");
         let mut peers = Vec::new();
