@@ -67,6 +67,11 @@ impl BackendKind {
         matches!(self, Self::Udp | Self::Vxlan)
     }
 
+    /// Whether `MTU` in the network configuration's Backend lowers the overlay's.
+    pub const fn has_mtu_key(self) -> bool {
+        matches!(self, Self::Udp | Self::Vxlan)
+    }
+
     /// Whether hosts reach each other's IPv6 subnets by IPv6 addresses of theirs.
     pub const fn has_ipv6_underlay(self) -> bool {
         !matches!(self, Self::Udp)

@@ -17,7 +17,8 @@ use crate::backend::kernel_health::KernelHealth;
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, of_link_alone};
 use crate::backend::status::{PeerHosts, Reporter};
-use crate::backend::vxlan::{VxlanDevice, VxlanReserved};
+use crate::backend::tunnel_device::TunnelDevice;
+use crate::backend::vxlan::VxlanReserved;
 use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
 use crate::control::lease::{Lease, Peers};
@@ -31,7 +32,7 @@ use crate::route::{Families, Prefix};
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
-const HOST_GW_PERIOD: Duration = Duration::from_secs(10);
+const ROUTES_PERIOD: Duration = Duration::from_secs(10);
 const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 
 /// What is particular to each of these backends.
@@ -58,7 +59,7 @@ impl Means {
     fn follows(&self) -> (Duration, bool) {
         match self {
             Self::Vxlan(vxlan) => (VXLAN_PERIOD, vxlan.is_direct()),
-            Self::HostGw => (HOST_GW_PERIOD, false),
+            Self::HostGw => (ROUTES_PERIOD, false),
             Self::Alloc => (INTERFACE_PERIOD, false),
         }
     }
@@ -98,11 +99,12 @@ impl KernelBackend {
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
         if !matches!(backend.means, Means::Alloc) {
-            let port_v4 = backend.v4.device.as_ref().and_then(VxlanDevice::port);
-            let port = port_v4.or_else(|| backend.v6.device.as_ref().and_then(VxlanDevice::port));
+            let port_v4 = backend.v4.device.as_ref().and_then(TunnelDevice::port);
+            let port = port_v4.or_else(|| backend.v6.device.as_ref().and_then(TunnelDevice::port));
             let (v4, v6) = (setup.networks.v4().map(drop), setup.networks.v6().map(drop));
             let families = Families::new(v4, v6).unwrap_or_default();
-            let health = KernelHealth::open(families, port);
+            let has_device = backend.means.leased_as().has_device();
+            let health = KernelHealth::open(families, port, has_device);
             backend.reporter.reachability = health.health.view();
             backend.health = Some(health);
         }
@@ -257,10 +259,10 @@ impl KernelBackend {
         self.reporter.state(|state| {
             state.description.clone_from(&description);
             let (v4, v6) = (self.v4.device.as_ref(), self.v6.device.as_ref());
-            let tunnel_v6 = || v6.and_then(VxlanDevice::tunnel);
-            state.tunnel = v4.and_then(VxlanDevice::tunnel).or_else(tunnel_v6);
-            state.device = v4.map(VxlanDevice::name);
-            state.device_v6 = v6.map(VxlanDevice::name);
+            let tunnel_v6 = || v6.and_then(TunnelDevice::tunnel);
+            state.tunnel = v4.and_then(TunnelDevice::tunnel).or_else(tunnel_v6);
+            state.device = v4.map(TunnelDevice::name);
+            state.device_v6 = v6.map(TunnelDevice::name);
         });
         description
     }

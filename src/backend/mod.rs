@@ -13,5 +13,6 @@ pub mod peer;
 pub mod running;
 pub mod setup;
 pub mod status;
+pub mod tunnel_device;
 pub mod udp;
 mod vxlan;

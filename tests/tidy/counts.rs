@@ -9,10 +9,10 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 520, 4377),
-    ("backend", 6742, 70102),
+    (".", 523, 4398),
+    ("backend", 6790, 70591),
     ("bin", 15, 144),
-    ("config", 1766, 18215),
+    ("config", 1766, 18218),
     ("daemon", 3687, 38206),
     ("control", 5863, 59267),
     ("device", 493, 5308),

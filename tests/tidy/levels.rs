@@ -79,7 +79,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["udp/kernel_plane/merging"],
             &["udp/kernel_plane/placement", "udp/tun_device"],
             &["host_gw", "extension/hosts", "vxlan/owner"],
-            &["udp/fallback", "udp/peers", "udp/team"],
+            &["tunnel_device", "udp/fallback", "udp/peers", "udp/team"],
             &["extension", "kernel_health", "vxlan", "udp/open", "udp/prober"],
             &["flaws", "kernel_tables", "udp/kernel_plane"],
             &["kernel", "udp/tunnel"],
