@@ -19,7 +19,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1853, 17344),
     ("fast_path", 741, 6759),
     ("forward", 784, 7528),
-    ("host", 3038, 32438),
+    ("host", 3061, 32707),
     ("netfilter", 1254, 12608),
     ("offload", 843, 7808),
     ("packet", 1149, 11616),

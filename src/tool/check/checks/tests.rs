@@ -87,6 +87,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         is_loopback: false,
         mac: None,
         vxlan: None,
+        ipip: None,
         veth_peer: None,
         is_bridge: false,
         has_xdp: false,
