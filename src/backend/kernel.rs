@@ -17,7 +17,7 @@ use crate::backend::kernel_health::KernelHealth;
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, of_link_alone};
 use crate::backend::status::{PeerHosts, Reporter};
-use crate::backend::tunnel_device::TunnelDevice;
+use crate::backend::tunnel_device::{Tunnel, TunnelDevice};
 use crate::backend::vxlan::VxlanReserved;
 use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
@@ -40,6 +40,9 @@ const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 pub(super) enum Means {
     Vxlan(VxlanReserved),
     HostGw,
+    Ipip {
+        direct_routing: bool,
+    },
     /// Nothing of ours: something else carries the packets.
     Alloc,
 }
@@ -50,6 +53,7 @@ impl Means {
         match self {
             Self::Vxlan(_) => BackendKind::Vxlan,
             Self::HostGw => BackendKind::HostGw,
+            Self::Ipip { .. } => BackendKind::Ipip,
             Self::Alloc => BackendKind::Udp,
         }
     }
@@ -60,6 +64,7 @@ impl Means {
         match self {
             Self::Vxlan(vxlan) => (VXLAN_PERIOD, vxlan.is_direct()),
             Self::HostGw => (ROUTES_PERIOD, false),
+            Self::Ipip { direct_routing } => (ROUTES_PERIOD, *direct_routing),
             Self::Alloc => (INTERFACE_PERIOD, false),
         }
     }
@@ -85,6 +90,11 @@ impl KernelBackend {
         let networks_v6 = setup.networks_v6();
         let (v4, v6) = match &means {
             Means::Vxlan(vxlan) => vxlan.devices(setup.subnets).await?,
+            Means::Ipip { direct_routing } => {
+                let tunnel = Tunnel::Ipip { direct_routing: *direct_routing };
+                let device = |subnet| TunnelDevice::new(tunnel, subnet, true);
+                (setup.subnets.v4().map(device), None)
+            }
             Means::HostGw | Means::Alloc => (None, None),
         };
         let mut backend = Self {
@@ -244,7 +254,9 @@ impl KernelBackend {
         let mtus = [v4.map(|it| it.mtu_bytes(external)), v6.map(|it| it.mtu_bytes(external))];
         let mtu_bytes = mtus.into_iter().flatten().min().unwrap_or(external.mtu_bytes);
         let description = match &self.means {
-            Means::Vxlan(_) => devices.into_iter().flatten().collect::<Vec<_>>().join("; "),
+            Means::Vxlan(_) | Means::Ipip { .. } => {
+                devices.into_iter().flatten().collect::<Vec<_>>().join("; ")
+            }
             Means::HostGw => host_gw::describe(external),
             Means::Alloc => "alloc: a subnet only, no data plane".to_owned(),
         };

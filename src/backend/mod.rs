@@ -6,6 +6,7 @@ pub mod family;
 pub mod flaws;
 pub mod handover;
 mod host_gw;
+mod ipip;
 pub mod kernel;
 mod kernel_health;
 mod kernel_tables;

@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use tracing::{debug, info, warn};
 
 use crate::backend::family::{CarriedFamily, VXLAN_NAMES};
+use crate::backend::ipip;
 use crate::backend::status::{Reporter, Unusable};
 use crate::backend::vxlan::device as vxlan;
 use crate::backend::vxlan::owner::{Vtep, resolve};
@@ -26,6 +27,7 @@ use crate::status::TunnelEnd;
 #[derive(Debug)]
 pub(super) enum Tunnel {
     Vxlan(VxlanBackendConfig, MacAddress),
+    Ipip { direct_routing: bool },
 }
 
 /// The device of one family, which can be made.
@@ -44,8 +46,11 @@ pub(super) struct TunnelDevice<A: CarriedFamily = Ipv4Addr> {
 }
 
 /// Whether a link is the device of such a backend, of this network or another: `flannel.1`,
-/// `flannel-v6.1` and the like.
+/// `flannel-v6.1`, `flannel.ipip` and the like.
 pub fn is_tunnel_device(link: &Link) -> bool {
+    if link.ipip.is_some() {
+        return link.id.name == ipip::NAME;
+    }
     let number = VXLAN_NAMES.iter().find_map(|name| link.id.name.strip_prefix(name));
     link.vxlan.is_some() && number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
@@ -59,6 +64,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
     pub(super) fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
         match &self.tunnel {
             Tunnel::Vxlan(settings, _) => vxlan::mtu_bytes::<A>(settings, external),
+            Tunnel::Ipip { .. } => ipip::mtu_bytes(external),
         }
     }
 
@@ -66,6 +72,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
     pub(super) fn name(&self) -> String {
         match &self.tunnel {
             Tunnel::Vxlan(settings, _) => vxlan::name::<A>(settings),
+            Tunnel::Ipip { .. } => ipip::NAME.to_owned(),
         }
     }
 
@@ -80,6 +87,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
             Tunnel::Vxlan(VxlanBackendConfig { vni, .. }, _) => {
                 self.port.map(|port| TunnelEnd::Vxlan { port, vni: *vni })
             }
+            Tunnel::Ipip { .. } => None,
         }
     }
 
@@ -87,6 +95,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
     pub(super) fn port(&self) -> Option<u16> {
         match &self.tunnel {
             Tunnel::Vxlan(settings, _) => self.port.or(settings.port).or_else(vxlan::kernels_port),
+            Tunnel::Ipip { .. } => None,
         }
     }
 
@@ -94,6 +103,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
     fn is_direct(&self) -> bool {
         match &self.tunnel {
             Tunnel::Vxlan(settings, _) => settings.direct_routing,
+            Tunnel::Ipip { direct_routing } => *direct_routing,
         }
     }
 
@@ -105,6 +115,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
                 let port = self.port.map_or_else(|| "unknown".to_owned(), |port| port.to_string());
                 format!("vxlan id {vni} port {port}, hardware address {mac}")
             }
+            Tunnel::Ipip { .. } => "IPv4 in IPv4".to_owned(),
         };
         format!(
             "{} mtu {} over {}{address}: {tunnel}{}",
@@ -115,6 +126,14 @@ impl<A: CarriedFamily> TunnelDevice<A> {
         )
     }
 
+    /// Whether a device of its name may be taken over, or removed to make another, as flannel does.
+    fn may_be_own(&self, found: &Link) -> bool {
+        match &self.tunnel {
+            Tunnel::Vxlan(..) => true,
+            Tunnel::Ipip { .. } => found.ipip.is_some(),
+        }
+    }
+
     /// Why a device of its name cannot stay; `None` if it can.
     fn mismatch(&self, found: &Link, external: &ExternalInterface) -> Option<String> {
         match &self.tunnel {
@@ -122,6 +141,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
                 let wanted = vxlan::vxlan::<A>(settings, external);
                 vxlan::mismatch(&wanted, found, vxlan::kernels_port())
             }
+            Tunnel::Ipip { .. } => ipip::mismatch(found, external),
         }
     }
 
@@ -136,8 +156,9 @@ impl<A: CarriedFamily> TunnelDevice<A> {
         let (external, name) = (host.external(), self.name());
         let (is_first, mtu_bytes) = (self.imposed_mtu_bytes.is_none(), self.mtu_bytes(external));
         let found = listing.links.iter().find(|link| link.id.name == name);
-        let (was_missing, mut stays) = (found.is_none(), found);
-        if let Some(link) = found
+        let was_missing = found.is_none();
+        let mut stays = found.filter(|link| self.may_be_own(link));
+        if let Some(link) = stays
             && let Some(why) = self.mismatch(link, external)
         {
             warn!("{name} cannot stay as it is: {why}; making it again");
@@ -176,6 +197,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
                 }
                 Some(*mac)
             }
+            Tunnel::Ipip { .. } => None,
         };
         self.port = link.vxlan.as_ref().and_then(|vxlan| vxlan.port);
         Ok(Device {
@@ -195,12 +217,13 @@ impl<A: CarriedFamily> TunnelDevice<A> {
                 let vxlan = vxlan::vxlan::<A>(settings, external);
                 devices::add_vxlan(&name, &vxlan, *mac, mtu_bytes).await
             }
+            Tunnel::Ipip { .. } => ipip::add(external, mtu_bytes).await,
         };
         if let Err(error) = made {
             // Perhaps somebody made one of this name a moment ago; the next comparison validates
             // it.
-            let found = netlink::link_named(&name).await?.filter(|_| error.is_already_there());
-            return found.ok_or(error);
+            let found = netlink::link_named(&name).await?.filter(|link| self.may_be_own(link));
+            return found.filter(|_| error.is_already_there()).ok_or(error);
         }
         netlink::link_just_made(&name).await
     }
@@ -217,7 +240,8 @@ impl<A: CarriedFamily> TunnelDevice<A> {
     /// each VNI, port and family.
     async fn report_failure(&mut self, error: &NetlinkError, reporter: &Reporter) {
         let name = self.name();
-        if !matches!(netlink::link_named(&name).await, Ok(None)) {
+        let Ok(found) = netlink::link_named(&name).await else { return };
+        if found.as_ref().is_some_and(|link| self.may_be_own(link)) {
             return;
         }
         if self.is_main {
@@ -226,6 +250,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
         }
         let advice = match &self.tunnel {
             Tunnel::Vxlan(settings, _) => error.is_already_there().then(|| vxlan::advice(settings)),
+            Tunnel::Ipip { .. } => Some(ipip::advice(error, found.is_some())),
         };
         if let Some(advice) = advice {
             self.logged.once(&format!("{name} cannot be made: {advice}"), |text| warn!("{text}"));
@@ -247,6 +272,7 @@ impl<A: CarriedFamily> TunnelDevice<A> {
                 };
                 (usable.into_iter().map(way).collect(), unusable)
             }
+            Tunnel::Ipip { .. } => (ipip::ways(hosts.clone(), link), Unusable::new()),
         };
         if self.is_direct() {
             let usable = hosts.filter(|(subnet, _)| ways.contains_key(subnet)).collect();

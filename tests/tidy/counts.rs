@@ -9,8 +9,8 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 523, 4398),
-    ("backend", 6790, 70591),
+    (".", 528, 4447),
+    ("backend", 6943, 72098),
     ("bin", 15, 144),
     ("config", 1766, 18218),
     ("daemon", 3687, 38206),

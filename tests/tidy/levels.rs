@@ -78,7 +78,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             ],
             &["udp/kernel_plane/merging"],
             &["udp/kernel_plane/placement", "udp/tun_device"],
-            &["host_gw", "extension/hosts", "vxlan/owner"],
+            &["host_gw", "ipip", "extension/hosts", "vxlan/owner"],
             &["tunnel_device", "udp/fallback", "udp/peers", "udp/team"],
             &["extension", "kernel_health", "vxlan", "udp/open", "udp/prober"],
             &["flaws", "kernel_tables", "udp/kernel_plane"],
