@@ -8,11 +8,11 @@
 #   kernels|finds|ENGINE AND OFFLOADS THAT WEFTD CHOOSES BY ITSELF
 #   kernels|row|BACKEND ENGINE FAST-PATH OFFLOADS|VERDICT|SECONDS|LINE OF WEFTD'S LOG
 #   kernels|row|unit tests|VERDICT|SECONDS|
+#   kernels|row|tests MODULE|VERDICT|SECONDS|
 #   kernels|complaint|LINE OF THE KERNEL'S LOG
 #   kernels|end
-# From the kernel's command line: LAB_PROGRAMS, where weftd and weft are, and the unit tests if they
-# are wanted; LAB_MODULES, a root for
-# modprobe; SLOWNESS, by which limits are multiplied; LAB_ROWS, the rows wanted, a pattern.
+# From the kernel's command line: LAB_PROGRAMS, where weftd and weft are, and the unit tests and
+# tests/other_kernels if they are wanted; LAB_MODULES, a root for modprobe; SLOWNESS, by which limits are multiplied; LAB_ROWS, the rows wanted, a pattern.
 set -uo pipefail
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH HOME=/tmp TMPDIR=/tmp
@@ -21,7 +21,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=scripts/lab.sh
 source "$REPO/scripts/lab.sh"
 
-readonly ROW_LIMIT_S=60
+readonly ROW_LIMIT_S=60 TESTS_LIMIT_S=200
 # Some thousand packets, or some hundred super-packets.
 readonly TRANSFER_KIB=4096
 readonly TRANSFER_PORT=7000 TRANSFER_LIMIT_S=10
@@ -59,6 +59,8 @@ rows() {
     echo "udp auto auto auto"
     echo "vxlan - - -"
     echo "host-gw - - -"
+    echo "ipip - - -"
+    [[ ! -x $LAB_PROGRAMS/other-kernels ]] || echo "tests ipip"
     for engine in mmsg io_uring; do
         for fast in off auto on; do
             for offloads in auto none; do echo "udp $engine $fast $offloads"; done
@@ -138,10 +140,11 @@ one_row() {
     tell verdict "$verdict" "$line"
 }
 
-# unit_tests: of the modules that ask the kernel for something.
-unit_tests() {
+# tests PROGRAM ARGUMENT...: how many passed.
+tests() {
     local output result counts='\([0-9]* passed\); \([0-9]* failed\)'
-    output=$("$LAB_PROGRAMS/unit-tests" sys:: rights:: device:: engine:: 2>&1)
+    # Where one that hangs has got to.
+    output=$("$LAB_PROGRAMS/$1" "${@:2}" 2>&1 | tee /dev/fd/2)
     result=$(sed -n "s/^test result:.* $counts;.*/\1, \2/p" <<<"$output")
     if [[ $result != *[1-9]*", 0 failed" ]]; then
         say "$output"
@@ -149,6 +152,9 @@ unit_tests() {
     fi
     tell verdict "$result" ""
 }
+
+# limit_s ROW
+limit_s() { if [[ $1 == tests* ]]; then echo "$TESTS_LIMIT_S"; else echo "$ROW_LIMIT_S"; fi; }
 
 init() {
     local row start output verdict
@@ -160,7 +166,8 @@ init() {
         start=$SECONDS
         # This script again, as a process that may hang.
         # shellcheck disable=SC2086 # its words
-        output=$(timeout -k 10 "$((ROW_LIMIT_S * SLOWNESS))" "${BASH_SOURCE[0]}" row $row </dev/null)
+        output=$(timeout -k 10 "$(($(limit_s "$row") * SLOWNESS))" \
+            "${BASH_SOURCE[0]}" row $row </dev/null)
         grep '^kernels|finds' <<<"$output"
         verdict=$(sed -n 's/^kernels|verdict|//p' <<<"${output:-}")
         [[ -n $verdict ]] || verdict="fails: hung|"
@@ -174,7 +181,12 @@ init() {
 
 case ${1:-} in
     row)
-        if [[ $2 == unit ]]; then unit_tests; else one_row "${@:2}"; fi
+        case $2 in
+            # Of the modules that ask the kernel for something.
+            unit) tests unit-tests sys:: rights:: device:: engine:: ;;
+            tests) tests other-kernels "$3" --test-threads=1 ;;
+            *) one_row "${@:2}" ;;
+        esac
         ;;
     *)
         [[ $$ == 1 ]] || die "scripts/kernels boots a kernel with this as init"

@@ -18,6 +18,8 @@ words! {
         Vxlan = "vxlan",
         /// By plain routes.
         HostGw = "host-gw",
+        /// In the kernel's IPv4 in IPv4.
+        Ipip = "ipip",
         /// Not at all: a subnet only.
         Alloc = "alloc",
         /// By whatever the operator's commands set up.
@@ -44,6 +46,8 @@ impl BackendKind {
             Self::Udp => 28,
             // The same, VXLAN (8), inner Ethernet (14).
             Self::Vxlan => 50,
+            // Outer IPv4.
+            Self::Ipip => 20,
             Self::HostGw | Self::Alloc | Self::Extension => 0,
         }
     }
@@ -52,7 +56,7 @@ impl BackendKind {
     pub const fn carried_by(self) -> CarriedBy {
         match self {
             Self::Udp => CarriedBy::Workers,
-            Self::Vxlan | Self::HostGw => CarriedBy::Kernel,
+            Self::Vxlan | Self::HostGw | Self::Ipip => CarriedBy::Kernel,
             Self::Alloc | Self::Extension => CarriedBy::Others,
         }
     }
@@ -64,12 +68,22 @@ impl BackendKind {
 
     /// Whether the overlay has a device of its own, which has an address of the subnet.
     pub const fn has_device(self) -> bool {
+        matches!(self, Self::Udp | Self::Vxlan | Self::Ipip)
+    }
+
+    /// Whether `MTU` in the network configuration's Backend lowers the overlay's.
+    pub const fn has_mtu_key(self) -> bool {
         matches!(self, Self::Udp | Self::Vxlan)
     }
 
     /// Whether hosts reach each other's IPv6 subnets by IPv6 addresses of theirs.
     pub const fn has_ipv6_underlay(self) -> bool {
-        !matches!(self, Self::Udp)
+        !matches!(self, Self::Udp | Self::Ipip)
+    }
+
+    /// Whether nothing of IPv6 is carried.
+    pub const fn has_ipv4_alone(self) -> bool {
+        matches!(self, Self::Ipip)
     }
 
     /// Whether weftd runs commands of the operator's, which may need any right.

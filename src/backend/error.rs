@@ -48,6 +48,16 @@ pub enum StartError {
         /// The advertised one.
         public_address: IpAddr,
     },
+    /// The kernel makes no device for the tunnel, or another one has its name.
+    #[error("{name} cannot be made: {cure}")]
+    Device {
+        /// Its name.
+        name: &'static str,
+        /// Why that may be, and what to do about it.
+        cure: String,
+        /// What the kernel refused.
+        source: NetlinkError,
+    },
     /// A command at the start of the extension backend is needed.
     #[error(transparent)]
     Command(#[from] CommandError),

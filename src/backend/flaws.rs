@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::backend::family::CarriedFamily;
-use crate::backend::vxlan::without_vtep;
-use crate::backend_kind::BackendKind;
+use crate::backend::vxlan::owner::without_vtep;
+use crate::backend_kind::{BackendKind, BackendName};
 use crate::control::lease::Lease;
 
 /// What of a lease can't be used, and why.
@@ -13,7 +13,11 @@ pub fn flaws(lease: &Lease) -> Vec<String> {
     let unreadable = attributes.unreadable_ipv6.as_ref();
     let unreadable = unreadable.map(|text| format!("its PublicIPv6 {text} is no IPv6 address"));
     // udp carries IPv6 over IPv4.
-    let is_needed = attributes.public_ipv6.is_some() || !attributes.backend_type.is_udp();
+    let has_underlay = match &attributes.backend_type {
+        BackendName::Known(kind) => kind.has_ipv6_underlay(),
+        BackendName::Other(_) => true,
+    };
+    let is_needed = attributes.public_ipv6.is_some() || has_underlay;
     let v6 = flaw::<Ipv6Addr>(lease).filter(|_| is_needed);
     flaw::<Ipv4Addr>(lease).into_iter().chain(unreadable.or(v6)).collect()
 }

@@ -17,7 +17,8 @@ use crate::backend::kernel_health::KernelHealth;
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, of_link_alone};
 use crate::backend::status::{PeerHosts, Reporter};
-use crate::backend::vxlan::{VxlanDevice, VxlanReserved};
+use crate::backend::tunnel_device::{Tunnel, TunnelDevice};
+use crate::backend::vxlan::VxlanReserved;
 use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
 use crate::control::lease::{Lease, Peers};
@@ -31,7 +32,7 @@ use crate::route::{Families, Prefix};
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
-const HOST_GW_PERIOD: Duration = Duration::from_secs(10);
+const ROUTES_PERIOD: Duration = Duration::from_secs(10);
 const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 
 /// What is particular to each of these backends.
@@ -39,6 +40,9 @@ const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 pub(super) enum Means {
     Vxlan(VxlanReserved),
     HostGw,
+    Ipip {
+        direct_routing: bool,
+    },
     /// Nothing of ours: something else carries the packets.
     Alloc,
 }
@@ -49,6 +53,7 @@ impl Means {
         match self {
             Self::Vxlan(_) => BackendKind::Vxlan,
             Self::HostGw => BackendKind::HostGw,
+            Self::Ipip { .. } => BackendKind::Ipip,
             Self::Alloc => BackendKind::Udp,
         }
     }
@@ -58,7 +63,8 @@ impl Means {
     fn follows(&self) -> (Duration, bool) {
         match self {
             Self::Vxlan(vxlan) => (VXLAN_PERIOD, vxlan.is_direct()),
-            Self::HostGw => (HOST_GW_PERIOD, false),
+            Self::HostGw => (ROUTES_PERIOD, false),
+            Self::Ipip { direct_routing } => (ROUTES_PERIOD, *direct_routing),
             Self::Alloc => (INTERFACE_PERIOD, false),
         }
     }
@@ -84,6 +90,11 @@ impl KernelBackend {
         let networks_v6 = setup.networks_v6();
         let (v4, v6) = match &means {
             Means::Vxlan(vxlan) => vxlan.devices(setup.subnets).await?,
+            Means::Ipip { direct_routing } => {
+                let tunnel = Tunnel::Ipip { direct_routing: *direct_routing };
+                let device = |subnet| TunnelDevice::new(tunnel, subnet, true);
+                (setup.subnets.v4().map(device), None)
+            }
             Means::HostGw | Means::Alloc => (None, None),
         };
         let mut backend = Self {
@@ -98,11 +109,12 @@ impl KernelBackend {
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
         if !matches!(backend.means, Means::Alloc) {
-            let port_v4 = backend.v4.device.as_ref().and_then(VxlanDevice::port);
-            let port = port_v4.or_else(|| backend.v6.device.as_ref().and_then(VxlanDevice::port));
+            let port_v4 = backend.v4.device.as_ref().and_then(TunnelDevice::port);
+            let port = port_v4.or_else(|| backend.v6.device.as_ref().and_then(TunnelDevice::port));
             let (v4, v6) = (setup.networks.v4().map(drop), setup.networks.v6().map(drop));
             let families = Families::new(v4, v6).unwrap_or_default();
-            let health = KernelHealth::open(families, port);
+            let has_device = backend.means.leased_as().has_device();
+            let health = KernelHealth::open(families, port, has_device);
             backend.reporter.reachability = health.health.view();
             backend.health = Some(health);
         }
@@ -242,7 +254,9 @@ impl KernelBackend {
         let mtus = [v4.map(|it| it.mtu_bytes(external)), v6.map(|it| it.mtu_bytes(external))];
         let mtu_bytes = mtus.into_iter().flatten().min().unwrap_or(external.mtu_bytes);
         let description = match &self.means {
-            Means::Vxlan(_) => devices.into_iter().flatten().collect::<Vec<_>>().join("; "),
+            Means::Vxlan(_) | Means::Ipip { .. } => {
+                devices.into_iter().flatten().collect::<Vec<_>>().join("; ")
+            }
             Means::HostGw => host_gw::describe(external),
             Means::Alloc => "alloc: a subnet only, no data plane".to_owned(),
         };
@@ -257,10 +271,10 @@ impl KernelBackend {
         self.reporter.state(|state| {
             state.description.clone_from(&description);
             let (v4, v6) = (self.v4.device.as_ref(), self.v6.device.as_ref());
-            let tunnel_v6 = || v6.and_then(VxlanDevice::tunnel);
-            state.tunnel = v4.and_then(VxlanDevice::tunnel).or_else(tunnel_v6);
-            state.device = v4.map(VxlanDevice::name);
-            state.device_v6 = v6.map(VxlanDevice::name);
+            let tunnel_v6 = || v6.and_then(TunnelDevice::tunnel);
+            state.tunnel = v4.and_then(TunnelDevice::tunnel).or_else(tunnel_v6);
+            state.device = v4.map(TunnelDevice::name);
+            state.device_v6 = v6.map(TunnelDevice::name);
         });
         description
     }

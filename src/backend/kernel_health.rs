@@ -1,4 +1,4 @@
-//! How the peers of the vxlan and host-gw backends are. The kernel carries their packets and counts
+//! How the peers are whose packets the kernel carries. It and counts
 //! none of them apart, but it notes when it last sent to each.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct KernelHealth {
     pub(super) health: Health,
     port: Option<u16>,
+    has_device: bool,
     /// The tables in which the kernel notes the peers' use, and whether they are of IPv6.
     tables: BTreeSet<(u32, EntryTable, bool)>,
     own: Vec<IpAddr>,
@@ -39,12 +40,13 @@ pub(super) struct KernelHealth {
 pub(super) type Followed<'a, A> = (&'a Ways<A>, BTreeMap<Prefix<A>, A>);
 
 impl KernelHealth {
-    /// `port` of the tunnel, if there is one.
-    pub(super) fn open(families: Families<(), ()>, port: Option<u16>) -> Self {
+    /// `port` of the tunnel, if it has one; whether there is a tunnel, which is a device's.
+    pub(super) fn open(families: Families<(), ()>, port: Option<u16>, has_device: bool) -> Self {
         let manner = Manner { families, port, ttl: TTL_BEYOND, is_use_rare: true };
         Self {
             health: Health::open(manner),
             port,
+            has_device,
             tables: BTreeSet::new(),
             own: Vec::new(),
             forwarded: BTreeSet::new(),
@@ -77,8 +79,8 @@ impl KernelHealth {
     {
         for (subnet, host) in peers {
             let Some(way) = set.get(subnet) else { continue };
-            // What answers there: the VXLAN device, or the host itself.
-            let target = if self.port.is_some() { subnet.network() } else { *host }.into();
+            // What answers there: the tunnel's device, or the host itself.
+            let target = if self.has_device { subnet.network() } else { *host }.into();
             let interface = way.route.interface.index;
             let lease = Reached { subnet: (*subnet).into(), target, interface };
             hosts.entry((*host).into()).or_default().push(lease);

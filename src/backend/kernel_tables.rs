@@ -10,7 +10,7 @@ use tracing::warn;
 use crate::backend::family::CarriedFamily;
 use crate::backend::host_gw;
 use crate::backend::status::{Reporter, Unusable};
-use crate::backend::vxlan::VxlanDevice;
+use crate::backend::tunnel_device::TunnelDevice;
 use crate::control::lease::Lease;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
@@ -31,7 +31,7 @@ pub(super) struct FamilyTables<A: CarriedFamily> {
     /// Where our routes may lie.
     networks: Vec<Prefix<A>>,
     /// The overlay's own device, if it has one.
-    pub(super) device: Option<VxlanDevice<A>>,
+    pub(super) device: Option<TunnelDevice<A>>,
     /// What the last comparison left in place.
     pub(super) set: Ways<A>,
     /// When what somebody had removed was last set again.
@@ -73,11 +73,11 @@ pub(super) struct Made<A: KernelFamily> {
 impl<A: CarriedFamily> FamilyTables<A> {
     /// This host's addresses: the external interface's, and the device's.
     pub(super) fn own(&self, external: &ExternalInterface) -> impl Iterator<Item = IpAddr> {
-        let device = self.device.as_ref().map(VxlanDevice::address);
+        let device = self.device.as_ref().map(TunnelDevice::address);
         A::own(external).into_iter().chain(device).map(Into::into)
     }
 
-    pub(super) fn new(networks: Vec<Prefix<A>>, device: Option<VxlanDevice<A>>) -> Self {
+    pub(super) fn new(networks: Vec<Prefix<A>>, device: Option<TunnelDevice<A>>) -> Self {
         let (set, repaired, logged) = Default::default();
         Self { networks, device, set, repaired, logged }
     }
@@ -93,9 +93,9 @@ impl<A: CarriedFamily> FamilyTables<A> {
         let leases = goal.leases.unwrap_or_default().iter().copied();
         let mut made = Made::default();
         let (mut device, mut ways, mut entries) = (None, Ways::new(), Vec::new());
-        if let Some(vxlan) = &mut self.device {
-            let it = vxlan.ensure(host, listing, reporter).await?;
-            (ways, made.unusable) = vxlan.ways(leases.clone(), &it.link).await;
+        if let Some(tunnel) = &mut self.device {
+            let it = tunnel.ensure(host, listing, reporter).await?;
+            (ways, made.unusable) = tunnel.ways(leases.clone(), &it.link).await;
             entries = neighbours::entries(&it.link).await?;
             device = Some(it);
         } else if goal.has_routes {
@@ -114,8 +114,8 @@ impl<A: CarriedFamily> FamilyTables<A> {
             edit.apply().await?;
         }
         let imposed = desired.device.as_ref().and_then(|device| device.mtu_bytes);
-        if let (Some(vxlan), Some(mtu_bytes)) = (&mut self.device, imposed) {
-            vxlan.note_imposed(mtu_bytes, host.external());
+        if let (Some(tunnel), Some(mtu_bytes)) = (&mut self.device, imposed) {
+            tunnel.note_imposed(mtu_bytes, host.external());
         }
         if goal.leases.is_some() {
             self.make(diff, &desired, &found, goal.removes, &mut made).await;

@@ -13,7 +13,7 @@ use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, addresses, warn_of_idle_flags};
 use crate::backend::status::View;
 use crate::backend::udp::{self, UdpBackend, UdpReserved};
-use crate::backend::{host_gw, vxlan};
+use crate::backend::{host_gw, ipip, vxlan};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
@@ -72,6 +72,11 @@ impl BackendSettings {
                 (attributes, Reserved::Kernel(Means::Vxlan(device)))
             }
             Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
+            Self::Ipip { direct_routing } => {
+                let attributes = ipip::prepare(*direct_routing, claim).await?;
+                let means = Means::Ipip { direct_routing: *direct_routing };
+                (attributes, Reserved::Kernel(means))
+            }
             Self::Alloc => (addresses(BackendKind::Udp, external), Reserved::Kernel(Means::Alloc)),
             Self::Extension(settings) => {
                 let attributes = extension::introduce(settings, external).await?;

@@ -10,7 +10,7 @@ use crate::backend::handover::Handover;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfig, NetworkConfigError, UdpBackendConfig,
-    VxlanBackendConfig,
+    VxlanBackendConfig, flag,
 };
 use crate::config::options::{DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions};
 use crate::control::lease::LeaseAttributes;
@@ -33,6 +33,11 @@ pub enum BackendSettings {
     Vxlan(VxlanBackendConfig),
     /// Plain routes.
     HostGw,
+    /// The kernel's IPv4 in IPv4.
+    Ipip {
+        /// Whether hosts of one link send to each other without the tunnel.
+        direct_routing: bool,
+    },
     /// A subnet only.
     Alloc,
     /// Commands.
@@ -40,7 +45,7 @@ pub enum BackendSettings {
 }
 
 /// What an operator can choose from.
-const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
+const BUILT: &str = "udp, vxlan, host-gw, ipip, alloc, extension";
 
 /// What a backend is started with.
 #[derive(Clone)]
@@ -95,10 +100,17 @@ impl BackendSettings {
                 )));
             }
         };
+        if kind.has_ipv4_alone() && network.ranges.v4().is_none() {
+            return Err(NetworkConfigError::Invalid(format!(
+                "the {kind} backend carries IPv4 alone, and the network configuration has none; \
+                 choose vxlan, host-gw or udp"
+            )));
+        }
         Ok(match kind {
             BackendKind::Udp => Self::Udp(UdpBackendConfig::parse(settings)?),
             BackendKind::Vxlan => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
             BackendKind::HostGw => Self::HostGw,
+            BackendKind::Ipip => Self::Ipip { direct_routing: flag(settings, "DirectRouting")? },
             BackendKind::Alloc => Self::Alloc,
             BackendKind::Extension => Self::Extension(ExtensionBackendConfig::parse(settings)?),
         })
@@ -110,6 +122,7 @@ impl BackendSettings {
             Self::Udp(_) => BackendKind::Udp,
             Self::Vxlan(_) => BackendKind::Vxlan,
             Self::HostGw => BackendKind::HostGw,
+            Self::Ipip { .. } => BackendKind::Ipip,
             Self::Alloc => BackendKind::Alloc,
             Self::Extension(_) => BackendKind::Extension,
         }
@@ -229,15 +242,37 @@ mod tests {
     }
 
     #[test]
-    fn no_backend_needs_ipv4() {
+    fn no_backend_but_ipip_needs_ipv4() {
         for kind in BUILT.split(", ") {
             let text = format!(
                 r#"{{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48",
                     "Backend":{{"Type":"{kind}"}}}}"#
             );
             let network = NetworkConfig::parse(text.as_bytes()).unwrap();
-            assert_eq!(BackendSettings::parse(&network).unwrap().kind().name(), kind);
+            match BackendSettings::parse(&network) {
+                Ok(settings) => assert_eq!(settings.kind().name(), kind),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(kind == "ipip" && text.contains("ipip"), "{text}");
+                }
+            }
         }
+        let both = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48",
+            "Backend":{"Type":"ipip"}}"#;
+        let both = NetworkConfig::parse(both.as_bytes()).unwrap();
+        assert!(BackendSettings::parse(&both).is_ok(), "IPv4 beside IPv6 is refused");
+    }
+
+    #[test]
+    fn keys_of_ipip_are_read() {
+        let direct = |text| match parse(text) {
+            Ok(BackendSettings::Ipip { direct_routing }) => Some(direct_routing),
+            _ => None,
+        };
+        assert_eq!(direct(r#"{"Type":"ipip"}"#), Some(false));
+        assert_eq!(direct(r#"{"Type":"ipip","DirectRouting":true}"#), Some(true));
+        let error = parse(r#"{"Type":"ipip","DirectRouting":7}"#).unwrap_err().to_string();
+        assert!(error.contains("Backend.DirectRouting"), "{error}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::backend_kind::{BackendKind, BackendName};
 use crate::route::{Families, Prefixes};
 
 pub use backends::{
-    CommandLine, ExtensionBackendConfig, UdpBackendConfig, VxlanBackendConfig, shown,
+    CommandLine, ExtensionBackendConfig, UdpBackendConfig, VxlanBackendConfig, flag, shown,
 };
 pub use json::NetworkConfigError;
 use json::{boolean, wrong};

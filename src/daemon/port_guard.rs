@@ -37,7 +37,7 @@ impl PortGuard {
         let networks = if kind.has_ipv6_underlay() { networks } else { networks.first() };
         let former = previous.networks.filter(|it| table_name(*it) != table_name(networks));
         if options.guard && !kind.has_port() {
-            warn!("--guard has no effect: the {kind} backend has no tunnel");
+            warn!("--guard has no effect: the {kind} backend has no port to guard");
         }
         let is_kept = options.guard && kind.has_port();
         let keeper = is_kept.then(|| GuardKeeper::new(options.resync));

@@ -39,6 +39,8 @@ pub struct Link {
     pub mac: Option<MacAddress>,
     /// What it was made with, if it is a VXLAN device.
     pub vxlan: Option<Vxlan>,
+    /// The same, if it tunnels IPv4 in IPv4 and nothing else.
+    pub ipip: Option<Ipip>,
     /// Index of the other end, if it is one of a veth pair.
     pub veth_peer: Option<u32>,
     /// What somebody says of it (`ip link set alias`).
@@ -341,6 +343,15 @@ pub struct Vxlan {
     pub has_default_remote: bool,
     /// Whether it asks a program where to send to.
     pub l2miss: bool,
+}
+
+/// What an ipip device has at its ends, which can't be changed later; unspecified is any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ipip {
+    /// The source address of its packets.
+    pub local: Ipv4Addr,
+    /// Where it sends all of them.
+    pub remote: Ipv4Addr,
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-use crate::backend::family::VXLAN_NAMES;
+use crate::backend::tunnel_device::is_tunnel_device;
 use crate::backend::udp::{pair_names, remove_kept};
 use crate::config::subnet_file::Previous;
 use crate::config::whole_file;
@@ -107,7 +107,7 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
         Err(error) => account.take("a kept device", Err(error)),
     }
     let links = netlink::links().await.context("cannot list links")?;
-    for link in links.iter().filter(|link| is_vxlan(link) || is_of_a_pair(link, &links)) {
+    for link in links.iter().filter(|link| is_tunnel_device(link) || is_of_a_pair(link, &links)) {
         account.take(&link.id, netlink::remove_link(&link.id).await.map(|()| true));
     }
     let networks = Previous::read(subnet_file).unwrap_or_default().networks;
@@ -119,12 +119,6 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
     }
     account.take("the guard of the tunnel's port", remove_guards(|_, _| true).await);
     Ok(())
-}
-
-/// `flannel.1`, `flannel-v6.1` and the like.
-fn is_vxlan(link: &Link) -> bool {
-    let number = VXLAN_NAMES.iter().find_map(|name| link.id.name.strip_prefix(name));
-    link.vxlan.is_some() && number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// The first end of a veth pair that merged packets for a TUN device which is gone: the other end

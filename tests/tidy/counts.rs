@@ -9,17 +9,17 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 529, 4410),
-    ("backend", 6742, 70102),
+    (".", 529, 4447),
+    ("backend", 6943, 72098),
     ("bin", 15, 144),
-    ("config", 1766, 18215),
+    ("config", 1766, 18218),
     ("daemon", 3687, 38206),
     ("control", 5863, 59267),
     ("device", 493, 5308),
     ("engine", 2182, 20536),
     ("fast_path", 741, 6759),
     ("forward", 814, 7787),
-    ("host", 3038, 32438),
+    ("host", 3061, 32707),
     ("netfilter", 1254, 12608),
     ("offload", 865, 8031),
     ("packet", 1149, 11616),

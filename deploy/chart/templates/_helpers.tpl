@@ -66,15 +66,15 @@ weft:{{ .Chart.AppVersion }}
 {{/* net-conf.json, in the order of the manifest. */}}
 {{- define "weft.netConf" -}}
 {{- $f := .Values.flannel -}}
-{{- $known := list "vxlan" "host-gw" "udp" "alloc" -}}
+{{- $known := list "vxlan" "host-gw" "ipip" "udp" "alloc" -}}
 {{- if not (has $f.backend $known) -}}
 {{- fail (printf "flannel.backend is %s; weft has %s" $f.backend (join ", " $known)) -}}
 {{- end -}}
 {{- if not (or .Values.podCidr .Values.podCidrv6) -}}
 {{- fail "podCidr and podCidrv6 are empty: give one of them, or both" -}}
 {{- end -}}
-{{- if and (not .Values.podCidr) (eq $f.backend "udp") -}}
-{{- fail "podCidr is empty, and the backend udp needs IPv4: give podCidr, or choose vxlan or host-gw" -}}
+{{- if and (not .Values.podCidr) (has $f.backend (list "udp" "ipip")) -}}
+{{- fail (printf "podCidr is empty, and the backend %s needs IPv4: give podCidr, or choose vxlan or host-gw" $f.backend) -}}
 {{- end -}}
 {
 {{- if .Values.podCidr }}
@@ -101,9 +101,9 @@ weft:{{ .Chart.AppVersion }}
 {{- with $f.GBP }}
     "GBP": {{ . }},
 {{- end }}
-{{- with $f.directRouting }}
-    "DirectRouting": {{ . }},
 {{- end }}
+{{- if and $f.directRouting (has $f.backend (list "vxlan" "ipip")) }}
+    "DirectRouting": {{ $f.directRouting }},
 {{- end }}
     "Type": {{ $f.backend | quote }}
   }

@@ -1,25 +1,25 @@
-//! The VXLAN device: whether the one that is there can stay, and how one is made. `mismatch`
+//! What the VXLAN device is made with, and whether the one that is there can stay, which `mismatch`
 //! decides without I/O.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::backend::family::CarriedFamily;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
+use crate::device::{features, kernel};
 use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
-use crate::host::netlink::{self, NetlinkError, devices};
-use crate::host::state::{KernelFamily, Link, LinkId, MacAddress, Vxlan};
+use crate::host::state::{KernelFamily, Link, Vxlan};
 
 /// flannel's name for the device of a VNI.
-pub(super) fn name<A: CarriedFamily>(settings: &VxlanBackendConfig) -> String {
+pub(in crate::backend) fn name<A: CarriedFamily>(settings: &VxlanBackendConfig) -> String {
     format!("{}{}", A::VXLAN_NAME, settings.vni)
 }
 
 /// What the device of `settings` over `external` is made with.
-pub(super) fn vxlan<A: CarriedFamily>(
+pub(in crate::backend) fn vxlan<A: CarriedFamily>(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
 ) -> Vxlan {
@@ -35,13 +35,13 @@ pub(super) fn vxlan<A: CarriedFamily>(
 }
 
 /// What the tunnel's headers take from the MTU, in bytes.
-pub(super) fn overhead_bytes<A: CarriedFamily>() -> u32 {
+pub(in crate::backend) fn overhead_bytes<A: CarriedFamily>() -> u32 {
     BackendKind::Vxlan.overhead_bytes() - Ipv4Addr::HEADER_BYTES + A::HEADER_BYTES
 }
 
 /// MTU of the device, in bytes: what the tunnel's packets may have, less the tunnel's headers. The
 /// kernel refuses more than the external interface carries (`vxlan_change_mtu`).
-pub(super) fn mtu_bytes<A: CarriedFamily>(
+pub(in crate::backend) fn mtu_bytes<A: CarriedFamily>(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
 ) -> u32 {
@@ -51,13 +51,17 @@ pub(super) fn mtu_bytes<A: CarriedFamily>(
 
 /// The port of devices that are made without one, where the kernel says it: a parameter of its
 /// module, which is there when a device is.
-pub(super) fn kernels_port() -> Option<u16> {
+pub(in crate::backend) fn kernels_port() -> Option<u16> {
     std::fs::read_to_string("/sys/module/vxlan/parameters/udp_port").ok()?.trim().parse().ok()
 }
 
 /// Why a device cannot stay, in a word and both values; `None` if it can. `kernels_port` is the
 /// port of a device that was made without one.
-pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) -> Option<String> {
+pub(in crate::backend) fn mismatch(
+    wanted: &Vxlan,
+    found: &Link,
+    kernels_port: Option<u16>,
+) -> Option<String> {
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
     // One that nobody knows is no difference.
     let port = wanted.port.or(kernels_port).or(vxlan.port);
@@ -77,40 +81,36 @@ pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) 
     other.map(|(what, wanted, found)| format!("its {what} is {found} and not {wanted}"))
 }
 
-/// Makes the device, switched off.
-pub(super) async fn make(
-    name: &str,
-    vxlan: &Vxlan,
-    mac: MacAddress,
-    mtu_bytes: u32,
-) -> Result<Link, NetlinkError> {
-    let made = devices::add_vxlan(name, vxlan, mac, mtu_bytes).await;
-    if let Err(error) = made {
-        // Perhaps somebody made one of this name a moment ago; the next comparison validates it.
-        let found = netlink::link_named(name).await?.filter(|_| error.is_already_there());
-        return found.ok_or(error);
-    }
-    netlink::link_just_made(name).await
+/// What helps where another device has the place of the one of `settings`.
+pub(in crate::backend) fn advice(settings: &VxlanBackendConfig) -> String {
+    format!(
+        "another device has VNI {vni} and the same port, see `ip -d link show type vxlan`; remove \
+         it, or give one of them another VNI",
+        vni = settings.vni
+    )
 }
 
-/// The overlay has no routers that could advertise themselves, and nobody to tell of an address of
-/// the link. Where the kernel has no IPv6 there is nothing to be kept from.
-pub(super) async fn refuse_autoconfiguration(link: &LinkId) {
-    let path = format!("/proc/sys/net/ipv6/conf/{}/accept_ra", link.name);
-    if let Err(error) = std::fs::write(&path, "0") {
-        // As in a container that is not privileged. With 1, a host that forwards accepts none.
-        match std::fs::read_to_string(&path) {
-            Ok(text) if text.trim() == "2" => warn!(
-                "{path} is 2 and cannot be set to 0 ({error}): whoever sends into the overlay can \
-                 give this host addresses and routes; set it on the host, and \
-                 net.ipv6.conf.default.accept_ra as well"
-            ),
-            Ok(_) | Err(_) => debug!("cannot set {path} to 0: {error}"),
+/// Some kernels corrupt checksums that a vxlan device leaves to be filled in later, where they
+/// masquerade the packet: a new device gets no such packets. One that was there is left as it is;
+/// somebody may have switched the offload on again because this kernel has the correction.
+pub(in crate::backend) fn avoid_spoiled_checksums(name: &str, is_new: bool) {
+    let release = kernel::upstream_release();
+    if !kernel::spoils_vxlan_checksums(&release) {
+        return;
+    }
+    let switched_off = is_new.then(|| features::switch(name, features::Switch::TransmitChecksum));
+    let done = match switched_off {
+        Some(Ok(())) => {
+            format!("checksum offload of {name} is switched off, which costs throughput")
         }
-    }
-    if let Err(error) = devices::keep_silent(link).await {
-        debug!("{}", with_causes(&error));
-    }
+        Some(Err(error)) => with_causes(&error),
+        None => format!("{name} was there before and is left as it is"),
+    };
+    warn!(
+        "kernel {release} may corrupt checksums of vxlan packets that it masquerades (fixed in 5.7 \
+         and in stable releases of 2020): {done}; if connections take a minute to open, run \
+         `ethtool -K {name} tx-checksum-ip-generic off`"
+    );
 }
 
 #[cfg(test)]

@@ -12,20 +12,20 @@ use super::data::vtep_mac;
 
 /// A peer that can be set up.
 #[derive(Debug)]
-pub(super) struct Vtep<A: CarriedFamily> {
+pub(in crate::backend) struct Vtep<A: CarriedFamily> {
     /// The pods' addresses.
-    pub(super) subnet: Prefix<A>,
+    pub(in crate::backend) subnet: Prefix<A>,
     /// Where the tunnel ends.
-    pub(super) host: A,
+    pub(in crate::backend) host: A,
     /// Who takes the packets there.
-    pub(super) mac: MacAddress,
+    pub(in crate::backend) mac: MacAddress,
 }
 
 /// The kernel sends what is for one hardware address to one host, which may have two subnets: an
 /// old lease lingers beside the new one. Of several hosts the one whose lease was written last
 /// has it: the others may be gone, and their leases linger for up to a day. Gives the peers of the
 /// family that can be set up, and why others cannot.
-pub(super) fn resolve<'a, A: CarriedFamily>(
+pub(in crate::backend) fn resolve<'a, A: CarriedFamily>(
     leases: impl Iterator<Item = &'a Lease>,
 ) -> (Vec<Vtep<A>>, Unusable) {
     let (mut usable, mut unusable, mut named) = (Vec::new(), Unusable::new(), Vec::new());

@@ -137,7 +137,8 @@ fn number<T: TryFrom<u64> + PartialOrd + fmt::Display>(
     Err(wrong(&format!("Backend.{name}"), &expected, value))
 }
 
-fn flag(settings: &Value, name: &str) -> Result<bool, NetworkConfigError> {
+/// A key of any backend that is true or false; false if it is not given.
+pub fn flag(settings: &Value, name: &str) -> Result<bool, NetworkConfigError> {
     boolean(&format!("Backend.{name}"), member(settings, name), false)
 }
 

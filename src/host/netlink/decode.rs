@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{
-    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp,
-    XdpAttached,
+    InfoData, InfoIpTunnel, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    LinkXdp, XdpAttached,
 };
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
@@ -19,7 +19,7 @@ use rtnetlink::packet_route::rule::RuleAttribute;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::host::state::{
-    Address, KernelFamily, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind,
+    Address, Ipip, KernelFamily, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind,
     RouteProtocol, RouteSpec, Vxlan,
 };
 use crate::route::{IpAddress, Prefix};
@@ -58,6 +58,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         has_xdp: find!(xdp, LinkXdp::Attached(how) => *how != XdpAttached::None).unwrap_or(false),
         mac: mac.flatten(),
         vxlan: is(InfoKind::Vxlan).then(|| vxlan(infos)),
+        ipip: is(InfoKind::IpIp).then(|| ipip(infos)),
         veth_peer: linked.filter(|_| is(InfoKind::Veth)),
         alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })
@@ -81,6 +82,20 @@ fn vxlan(infos: &[LinkInfo]) -> Vxlan {
         }
     }
     vxlan
+}
+
+/// What an ipip device has at its ends.
+fn ipip(infos: &[LinkInfo]) -> Ipip {
+    let mut ipip = Ipip { local: Ipv4Addr::UNSPECIFIED, remote: Ipv4Addr::UNSPECIFIED };
+    let data = find!(infos, LinkInfo::Data(InfoData::IpTunnel(data)) => data);
+    for info in data.into_iter().flatten() {
+        match info {
+            InfoIpTunnel::Local(IpAddr::V4(address)) => ipip.local = *address,
+            InfoIpTunnel::Remote(IpAddr::V4(address)) => ipip.remote = *address,
+            _ => {}
+        }
+    }
+    ipip
 }
 
 /// An address of either family, by its length.

@@ -1,7 +1,7 @@
-//! Makes devices: VXLAN devices, and pairs of which what goes into one end comes out of the other.
+//! Makes devices: tunnels, and pairs of which what goes into one end comes out of the other.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use rtnetlink::packet_core::NLM_F_REPLACE;
@@ -10,7 +10,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, CacheInfo};
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute,
 };
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
+use rtnetlink::{LinkIpIp, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
 
 use super::exchange::request_now;
 use super::{Result, add, address_message, set_link};
@@ -36,6 +36,13 @@ pub async fn add_vxlan(name: &str, vxlan: &Vxlan, mac: MacAddress, mtu_bytes: u3
     }
     let request = RouteNetlinkMessage::NewLink(builder.build());
     add(format!("make the vxlan device {name}"), request).await
+}
+
+/// Makes an ipip device, switched off, that sends wherever its routes lead. Its packets have the
+/// TTL of what they carry, and may be cut on the way if that may.
+pub async fn add_ipip(name: &str, local: Ipv4Addr, mtu_bytes: u32) -> Result {
+    let message = LinkIpIp::new(name).local(local).pmtudisc(false).mtu(mtu_bytes).build();
+    add(format!("make the ipip device {name}"), RouteNetlinkMessage::NewLink(message)).await
 }
 
 /// Makes a pair, switched off, each end with so many queues each way.

@@ -282,6 +282,7 @@ pub(super) mod tests {
             has_xdp: false,
             mac: None,
             vxlan: None,
+            ipip: None,
             veth_peer: None,
             alias: None,
         };

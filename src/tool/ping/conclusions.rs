@@ -226,18 +226,14 @@ fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {
     if let Some(why) = full.and_then(|leg| leg.refused.as_ref()) {
         return format!("small packets pass, and this host can't send full ones: {why}");
     }
-    let cure = match kind {
-        Some(BackendKind::Udp) => {
-            "while TCP is in use weftd measures such a path, if the peer answers, and tells the \
+    let cure = if kind == Some(BackendKind::Udp) {
+        "while TCP is in use weftd measures such a path, if the peer answers, and tells the \
              pods: `weft peers` says narrow"
-        }
-        Some(BackendKind::Vxlan) => {
-            "correct the link, or set a smaller MTU in the Backend of the network \
+    } else if kind.is_some_and(BackendKind::has_mtu_key) {
+        "correct the link, or set a smaller MTU in the Backend of the network \
              configuration"
-        }
-        Some(BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension) | None => {
-            "correct the link, or lower the MTU of the hosts' interfaces"
-        }
+    } else {
+        "correct the link, or lower the MTU of the hosts' interfaces"
     };
     format!(
         "all small packets pass, and of {} full ones, sent in turn, none does: a link of the path \

@@ -200,6 +200,8 @@ fn the_network_configuration_follows_the_values() {
     let gateway = network(&rendered(&["flannel.backend=host-gw", "flannel.enableNFTables=true"]));
     assert_eq!(gateway["Backend"], json!({ "Type": "host-gw" }));
     assert_eq!(gateway["EnableNFTables"], true);
+    let ipip = network(&rendered(&["flannel.backend=ipip", "flannel.directRouting=true"]));
+    assert_eq!(ipip["Backend"], json!({ "Type": "ipip", "DirectRouting": true }));
     assert_eq!(network(&rendered(&["podCidr=10.1.0.0/16"]))["Network"], "10.1.0.0/16");
     let complaint = template(&["flannel.backend=wireguard"]).unwrap_err();
     assert!(complaint.contains("flannel.backend is wireguard"), "{complaint}");
@@ -331,7 +333,7 @@ fn what_is_not_built_is_refused_by_name() {
         ("flannel.keepaliveInterval=5", "flannel.keepaliveInterval: it is for the backend"),
         ("flannel.backendPortv6=51821", "flannel.backendPortv6: it is for the backend wireguard"),
         ("flannel.macPrefix=0E-2A", "flannel.macPrefix: it is for nodes with Windows"),
-        ("flannel.backend=ipip", "flannel.backend is ipip"),
+        ("flannel.backend=ipsec", "flannel.backend is ipsec"),
         ("podCidr=", "podCidr and podCidrv6 are empty"),
     ] {
         let told = template(&[value]).unwrap_err();
@@ -346,6 +348,8 @@ fn what_is_not_built_is_refused_by_name() {
     assert!(alone.get("Network").is_none() && alone["EnableIPv6"] == true, "{alone}");
     let udp = ["podCidr=", "podCidrv6=2001:db8::/56", "flannel.backend=udp"];
     assert!(template(&udp).is_err(), "udp needs IPv4");
+    let ipip = ["podCidr=", "podCidrv6=2001:db8::/56", "flannel.backend=ipip"];
+    assert!(template(&ipip).unwrap_err().contains("backend ipip needs IPv4"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::super::facts::{CheckedFamily, Facts};
 use super::super::finding::{
     Checked, Finding, failed, forwarding_cure, skipped, together, warning, well,
 };
-use crate::backend::family::VXLAN_NAMES;
+use crate::backend::tunnel_device::is_tunnel_device;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
@@ -137,8 +137,8 @@ pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
     let is_over_ipv6 = facts.tunnel_address().is_some_and(|address| address.is_ipv6());
     let overhead = overhead + if is_over_ipv6 { to_v6 } else { 0 };
     // With vxlan IPv6 has a device of its own.
-    let carries_both = facts.lease().is_some_and(|lease| lease.ipv6.is_some())
-        && facts.backend().is_some_and(|kind| !kind.has_ipv6_underlay());
+    let carries_both =
+        facts.lease().is_some_and(|lease| lease.ipv6.is_some()) && facts.may_be_udp();
     let of_v4 = facts.device().map(|name| device_mtu(facts, name, overhead, carries_both));
     let of_v6 = facts.ipv6_device().map(|name| device_mtu(facts, name, overhead + to_v6, true));
     let none = || skipped("the backend has no device of its own, or not yet");
@@ -356,11 +356,11 @@ fn overlap_of<A: CheckedFamily>(
     warning(format!("{name} has {}", stray.address), cure)
 }
 
-/// `flannel.1` or `flannel-v6.1` with vxlan, `flannel0` without.
+/// A tunnel device of the kernel's, or `flannel0` of udp.
 fn is_flannels(link: &Link) -> bool {
-    let names = VXLAN_NAMES.iter().filter(|_| link.vxlan.is_some()).chain([&"flannel"]);
-    let mut numbers = names.filter_map(|name| link.id.name.strip_prefix(name));
-    numbers.any(|it| !it.is_empty() && it.bytes().all(|digit| digit.is_ascii_digit()))
+    let number = link.id.name.strip_prefix("flannel");
+    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|digit| digit.is_ascii_digit());
+    is_tunnel_device(link) || number.is_some_and(is_number)
 }
 
 pub(super) fn stale_devices(facts: &Facts) -> Checked {
@@ -376,7 +376,7 @@ pub(super) fn stale_devices(facts: &Facts) -> Checked {
         let own = [facts.device(), facts.ipv6_device()];
         let is_other = is_flannels(link) && !own.contains(&Some(&link.id.name));
         // A TUN device with a carrier has a process.
-        is_other && (link.vxlan.is_some() || !link.has_carrier)
+        is_other && (is_tunnel_device(link) || !link.has_carrier)
     };
     let stale = host.links.iter().filter(is_stale);
     let names: Vec<_> = stale.map(|link| link.id.name.as_str()).collect();

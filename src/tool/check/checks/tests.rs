@@ -21,7 +21,8 @@ use crate::config::subnet_file::Previous;
 use crate::host::listing::Listing;
 use crate::host::netlink::policies::{Decision, Policy};
 use crate::host::state::{
-    Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol, Vxlan,
+    Address, Ipip, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol,
+    Vxlan,
 };
 use crate::status::{
     Backend, Cause, Direction, FastPath, Fault, Kept, Lately, Lease, LeaseIpv6, Peer, PeerState,
@@ -43,6 +44,7 @@ fn status(kind: BackendKind) -> Status {
         BackendKind::Vxlan => {
             (Some("flannel.1"), Some(TunnelEnd::Vxlan { port: 8472, vni: 1 }), 1450)
         }
+        BackendKind::Ipip => (Some("flannel.ipip"), None, 1480),
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => (None, None, 1500),
     };
     let counts = Direction { packets_received: 1000, ..Direction::default() };
@@ -87,6 +89,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         is_loopback: false,
         mac: None,
         vxlan: None,
+        ipip: None,
         veth_peer: None,
         is_bridge: false,
         has_xdp: false,
@@ -97,6 +100,11 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
 fn vxlan(index: u32, mtu_bytes: u32) -> Link {
     let settings = Vxlan { vni: 1, port: Some(8472), ..Vxlan::default() };
     Link { vxlan: Some(settings), ..link(index, "flannel.1", mtu_bytes) }
+}
+
+fn ipip(index: u32, mtu_bytes: u32) -> Link {
+    let ends = Ipip { local: [192, 0, 2, 1].into(), remote: Ipv4Addr::UNSPECIFIED };
+    Link { ipip: Some(ends), ..link(index, "flannel.ipip", mtu_bytes) }
 }
 
 fn address(interface_index: u32, text: &str) -> Address {
@@ -153,6 +161,11 @@ fn well(kind: BackendKind) -> Facts {
             links.push(vxlan(3, 1450));
             routes.push(route("10.5.2.0/24", 3, Some("10.5.2.0")));
             1450
+        }
+        BackendKind::Ipip => {
+            links.push(ipip(3, 1480));
+            routes.push(route("10.5.2.0/24", 3, Some("192.0.2.2")));
+            1480
         }
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => {
             routes.push(route("10.5.2.0/24", 2, Some("192.0.2.2")));
