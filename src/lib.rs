@@ -4,8 +4,8 @@
 //! benchmark harness and the fuzz targets call the same modules. ARCHITECTURE.md has the map;
 //! `tests/tidy/main.rs` holds which module may import which.
 //!
-//! Above the pure line (`stats`, `packet`, `route`, `offload`, `forward`) nothing performs I/O,
-//! reads a clock or allocates per packet. Only `sys` contains `unsafe`.
+//! Above the pure line (`stats`, `packet`, `route`, `offload`, `forward`, `wireguard`) nothing
+//! performs I/O, reads a clock or allocates per packet. Only `sys` contains `unsafe`.
 
 pub mod packet;
 pub mod route;
@@ -13,6 +13,7 @@ pub mod stats;
 
 pub mod forward;
 pub mod offload;
+pub mod wireguard;
 
 pub mod device;
 pub mod engine;

@@ -9,7 +9,7 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 523, 4398),
+    (".", 524, 4400),
     ("backend", 6790, 70591),
     ("bin", 15, 144),
     ("config", 1766, 18218),
@@ -29,6 +29,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("status", 599, 4406),
     ("sys", 1255, 13348),
     ("tool", 5763, 63530),
+    ("wireguard", 98, 854),
 ];
 
 /// Lines and tokens.

@@ -1,0 +1,158 @@
+//! Keys of WireGuard: 32 bytes each, as texts in base64. No text of a secret one is ever shown.
+
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+
+/// Bytes of each key.
+pub const KEY_BYTES: usize = 32;
+
+/// As Go reads it, which does not look at the two bits that the last letter has too many.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+/// A text is no key. What it is stays unsaid: it may be most of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is not the base64 of {KEY_BYTES} bytes (44 characters, as `wg genkey` prints)")]
+pub struct KeyError;
+
+/// What a host is known by.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display, derive_more::Debug,
+)]
+#[display("{}", BASE64.encode(_0))]
+#[debug("{self}")]
+pub struct PublicKey(pub [u8; KEY_BYTES]);
+
+/// What proves a host to be the one of its public key.
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
+pub struct PrivateKey([u8; KEY_BYTES]);
+
+/// What all hosts of a network share besides, against whoever breaks Curve25519 one day.
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
+pub struct PresharedKey([u8; KEY_BYTES]);
+
+impl PrivateKey {
+    /// A key of bytes that nobody can guess.
+    pub fn from_random(mut bytes: [u8; KEY_BYTES]) -> Self {
+        // RFC 7748, section 5: what everybody does before the bytes are used. `wg genkey` and
+        // flannel write them so.
+        bytes[0] &= 0b1111_1000;
+        bytes[KEY_BYTES - 1] = bytes[KEY_BYTES - 1] & 0b0111_1111 | 0b0100_0000;
+        Self(bytes)
+    }
+
+    /// The public key that belongs to it.
+    pub fn public(&self) -> PublicKey {
+        let secret = x25519_dalek::StaticSecret::from(self.0);
+        PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes())
+    }
+
+    /// As a key file has it.
+    pub fn to_base64(&self) -> Zeroizing<String> {
+        Zeroizing::new(BASE64.encode(self.0))
+    }
+}
+
+macro_rules! secret {
+    ($key:ident) => {
+        impl $key {
+            /// The bytes, for the device.
+            pub fn bytes(&self) -> &[u8; KEY_BYTES] {
+                &self.0
+            }
+        }
+
+        impl From<[u8; KEY_BYTES]> for $key {
+            fn from(bytes: [u8; KEY_BYTES]) -> Self {
+                Self(bytes)
+            }
+        }
+
+        impl fmt::Debug for $key {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("***")
+            }
+        }
+
+        impl FromStr for $key {
+            type Err = KeyError;
+
+            fn from_str(text: &str) -> Result<Self, KeyError> {
+                decode(text).map(|bytes| Self(*bytes))
+            }
+        }
+    };
+}
+
+secret!(PrivateKey);
+secret!(PresharedKey);
+
+impl FromStr for PublicKey {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        decode(text).map(|bytes| Self(*bytes))
+    }
+}
+
+/// Line ends are skipped as Go skips them, wherever they are.
+fn decode(text: &str) -> Result<Zeroizing<[u8; KEY_BYTES]>, KeyError> {
+    let characters = text.chars().filter(|it| !matches!(it, '\r' | '\n'));
+    let text: Zeroizing<String> = Zeroizing::new(characters.collect());
+    let bytes = Zeroizing::new(BASE64.decode(text.as_bytes()).map_err(|_text| KeyError)?);
+    bytes.as_slice().try_into().map(Zeroizing::new).map_err(|_length| KeyError)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 7748, section 6.1: Alice's keys.
+    const PRIVATE: &str = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
+    const PUBLIC: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
+
+    #[test]
+    fn a_private_key_has_the_public_key_of_the_rfc() {
+        let private: PrivateKey = PRIVATE.parse().unwrap();
+        let public: PublicKey = PUBLIC.parse().unwrap();
+        assert_eq!((private.public(), public.to_string()), (public, PUBLIC.to_owned()));
+        assert_eq!(*private.to_base64(), PRIVATE);
+    }
+
+    #[test]
+    fn what_go_takes_for_a_key_is_one() {
+        for text in [PUBLIC.to_owned(), format!("{PUBLIC}\r\n"), PUBLIC.replace("Tmo", "T\nmp")] {
+            assert!(text.parse::<PublicKey>().is_ok(), "{text:?}");
+        }
+        for text in ["", "AAAA", "hSDw", &PUBLIC[..43], &format!("{PUBLIC}A"), "\0", "é"] {
+            assert_eq!(text.parse::<PublicKey>(), Err(KeyError), "{text:?}");
+        }
+        assert!(format!(" {PUBLIC}").parse::<PublicKey>().is_err());
+        assert!(PUBLIC.replace('/', "_").parse::<PublicKey>().is_err(), "another alphabet");
+    }
+
+    #[test]
+    fn a_made_key_is_clamped_as_everybody_clamps_it() {
+        assert_eq!(PrivateKey::from_random([0xff; 32]).bytes()[0], 0xf8);
+        assert_eq!(PrivateKey::from_random([0xff; 32]).bytes()[31], 0x7f);
+        assert_eq!(PrivateKey::from_random([0; 32]).bytes()[31], 0x40);
+        let raw = PrivateKey::from([0xff; 32]);
+        assert_eq!(PrivateKey::from_random([0xff; 32]).public(), raw.public());
+    }
+
+    #[test]
+    fn secrets_are_never_shown() {
+        let private: PrivateKey = PRIVATE.parse().unwrap();
+        let preshared: PresharedKey = PRIVATE.parse().unwrap();
+        assert_eq!(format!("{private:?} {preshared:#?}"), "*** ***");
+        let error = "dwdtCnMYpX08FsFyUbJmRd9".parse::<PresharedKey>().unwrap_err().to_string();
+        assert!(!error.contains("dwdt"), "{error}");
+    }
+}
