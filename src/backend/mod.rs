@@ -16,3 +16,4 @@ pub mod status;
 pub mod tunnel_device;
 pub mod udp;
 mod vxlan;
+mod wireguard;

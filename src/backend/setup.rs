@@ -1,6 +1,7 @@
 //! What a backend is started with: its settings, the interface, the lease.
 
 use std::net::Ipv6Addr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::backend::handover::Handover;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfig, NetworkConfigError, UdpBackendConfig,
-    VxlanBackendConfig,
+    VxlanBackendConfig, WireguardBackendConfig,
 };
 use crate::config::options::{DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions};
 use crate::control::lease::LeaseAttributes;
@@ -33,6 +34,8 @@ pub enum BackendSettings {
     Vxlan(VxlanBackendConfig),
     /// Plain routes.
     HostGw,
+    /// WireGuard.
+    Wireguard(WireguardBackendConfig),
     /// A subnet only.
     Alloc,
     /// Commands.
@@ -40,7 +43,7 @@ pub enum BackendSettings {
 }
 
 /// What an operator can choose from.
-const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
+const BUILT: &str = "udp, vxlan, host-gw, wireguard, alloc, extension";
 
 /// What a backend is started with.
 #[derive(Clone)]
@@ -79,6 +82,8 @@ pub struct Claim<'a> {
     pub dataplane: DataplaneOptions,
     /// What this weftd has from the last one.
     pub handover: &'a Handover,
+    /// Where the wireguard backend has this host's key.
+    pub wireguard_key_file: &'a Path,
 }
 
 impl BackendSettings {
@@ -99,6 +104,7 @@ impl BackendSettings {
             BackendKind::Udp => Self::Udp(UdpBackendConfig::parse(settings)?),
             BackendKind::Vxlan => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
             BackendKind::HostGw => Self::HostGw,
+            BackendKind::Wireguard => Self::Wireguard(WireguardBackendConfig::parse(settings)?),
             BackendKind::Alloc => Self::Alloc,
             BackendKind::Extension => Self::Extension(ExtensionBackendConfig::parse(settings)?),
         })
@@ -110,6 +116,7 @@ impl BackendSettings {
             Self::Udp(_) => BackendKind::Udp,
             Self::Vxlan(_) => BackendKind::Vxlan,
             Self::HostGw => BackendKind::HostGw,
+            Self::Wireguard(_) => BackendKind::Wireguard,
             Self::Alloc => BackendKind::Alloc,
             Self::Extension(_) => BackendKind::Extension,
         }
@@ -155,7 +162,8 @@ pub fn public_ipv6(kind: &BackendName, external: &ExternalInterface) -> Option<I
 /// nodes without IPv4 do, which are known by it.
 pub(super) fn of_link_alone(kind: &BackendName, external: &ExternalInterface) -> Option<Ipv6Addr> {
     let v6 = external.v6().filter(|v6| v6.public_address == v6.address && v6.address.is_of_link());
-    v6.filter(|_| kind.is(BackendKind::Vxlan) && external.v4().is_some()).map(|v6| v6.address)
+    let has_tunnel = kind.is(BackendKind::Vxlan) || kind.is(BackendKind::Wireguard);
+    v6.filter(|_| has_tunnel && external.v4().is_some()).map(|v6| v6.address)
 }
 
 impl Setup {
@@ -222,8 +230,8 @@ mod tests {
         for kind in BUILT.split(", ") {
             assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind().name(), kind);
         }
-        let error = parse(r#"{"Type":"wireguard"}"#).unwrap_err();
-        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("wireguard")));
+        let error = parse(r#"{"Type":"ipsec"}"#).unwrap_err();
+        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("ipsec")));
         let text = error.to_string();
         assert!(text.contains(BUILT) && !text.contains('\n'), "one line says so: {text}");
     }

@@ -39,6 +39,8 @@ pub struct Link {
     pub mac: Option<MacAddress>,
     /// What it was made with, if it is a VXLAN device.
     pub vxlan: Option<Vxlan>,
+    /// Whether it is a WireGuard device of the kernel's.
+    pub is_wireguard: bool,
     /// Index of the other end, if it is one of a veth pair.
     pub veth_peer: Option<u32>,
     /// What somebody says of it (`ip link set alias`).

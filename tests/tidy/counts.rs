@@ -9,27 +9,27 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 524, 4400),
-    ("backend", 6790, 70591),
+    (".", 529, 4461),
+    ("backend", 7798, 81882),
     ("bin", 15, 144),
-    ("config", 1766, 18218),
-    ("daemon", 3687, 38206),
-    ("control", 5863, 59267),
+    ("config", 1830, 18804),
+    ("daemon", 3719, 38651),
+    ("control", 5872, 59354),
     ("device", 493, 5308),
     ("engine", 1853, 17344),
     ("fast_path", 741, 6759),
     ("forward", 784, 7528),
-    ("host", 3038, 32438),
-    ("netfilter", 1254, 12608),
+    ("host", 3227, 34505),
+    ("netfilter", 1255, 12626),
     ("offload", 843, 7808),
     ("packet", 1149, 11616),
     ("rights", 55, 575),
     ("route", 583, 6033),
     ("stats", 282, 2495),
-    ("status", 599, 4406),
+    ("status", 617, 4528),
     ("sys", 1255, 13348),
-    ("tool", 5763, 63530),
-    ("wireguard", 98, 854),
+    ("tool", 5785, 63769),
+    ("wireguard", 183, 1735),
 ];
 
 /// Lines and tokens.

@@ -58,6 +58,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         has_xdp: find!(xdp, LinkXdp::Attached(how) => *how != XdpAttached::None).unwrap_or(false),
         mac: mac.flatten(),
         vxlan: is(InfoKind::Vxlan).then(|| vxlan(infos)),
+        is_wireguard: is(InfoKind::Wireguard),
         veth_peer: linked.filter(|_| is(InfoKind::Veth)),
         alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })

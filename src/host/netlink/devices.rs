@@ -1,4 +1,5 @@
-//! Makes devices: VXLAN devices, and pairs of which what goes into one end comes out of the other.
+//! Makes devices: VXLAN and WireGuard devices, and pairs of which what goes into one end comes out
+//! of the other.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, CacheInfo};
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute,
 };
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, LinkWireguard};
 
 use super::exchange::request_now;
 use super::{Result, add, address_message, set_link};
@@ -36,6 +37,12 @@ pub async fn add_vxlan(name: &str, vxlan: &Vxlan, mac: MacAddress, mtu_bytes: u3
     }
     let request = RouteNetlinkMessage::NewLink(builder.build());
     add(format!("make the vxlan device {name}"), request).await
+}
+
+/// Makes a WireGuard device, switched off, without keys and peers.
+pub async fn add_wireguard(name: &str, mtu_bytes: u32) -> Result {
+    let request = RouteNetlinkMessage::NewLink(LinkWireguard::new(name).mtu(mtu_bytes).build());
+    add(format!("make the wireguard device {name}"), request).await
 }
 
 /// Makes a pair, switched off, each end with so many queues each way.

@@ -13,6 +13,7 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         is_loopback: name == "lo",
         mac: None,
         vxlan: None,
+        is_wireguard: false,
         veth_peer: None,
         is_bridge: false,
         has_xdp: false,

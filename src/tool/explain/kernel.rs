@@ -282,6 +282,7 @@ pub(super) mod tests {
             has_xdp: false,
             mac: None,
             vxlan: None,
+            is_wireguard: false,
             veth_peer: None,
             alias: None,
         };

@@ -43,6 +43,9 @@ fn status(kind: BackendKind) -> Status {
         BackendKind::Vxlan => {
             (Some("flannel.1"), Some(TunnelEnd::Vxlan { port: 8472, vni: 1 }), 1450)
         }
+        BackendKind::Wireguard => {
+            (Some("flannel-wg"), Some(TunnelEnd::Wireguard { port: 51820, ipv6_port: 51821 }), 1420)
+        }
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => (None, None, 1500),
     };
     let counts = Direction { packets_received: 1000, ..Direction::default() };
@@ -87,6 +90,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         is_loopback: false,
         mac: None,
         vxlan: None,
+        is_wireguard: false,
         veth_peer: None,
         is_bridge: false,
         has_xdp: false,
@@ -153,6 +157,11 @@ fn well(kind: BackendKind) -> Facts {
             links.push(vxlan(3, 1450));
             routes.push(route("10.5.2.0/24", 3, Some("10.5.2.0")));
             1450
+        }
+        BackendKind::Wireguard => {
+            links.push(Link { is_wireguard: true, ..link(3, "flannel-wg", 1420) });
+            routes.push(route("10.5.0.0/16", 3, None));
+            1420
         }
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => {
             routes.push(route("10.5.2.0/24", 2, Some("192.0.2.2")));
