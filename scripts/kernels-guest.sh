@@ -20,6 +20,8 @@ export PATH HOME=/tmp TMPDIR=/tmp
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=scripts/lab.sh
 source "$REPO/scripts/lab.sh"
+# shellcheck source=scripts/kernels-wireguard.sh
+source "$REPO/scripts/kernels-wireguard.sh"
 
 readonly ROW_LIMIT_S=60
 # Some thousand packets, or some hundred super-packets.
@@ -59,6 +61,7 @@ rows() {
     echo "udp auto auto auto"
     echo "vxlan - - -"
     echo "host-gw - - -"
+    wireguard_rows
     for engine in mmsg io_uring; do
         for fast in off auto on; do
             for offloads in auto none; do echo "udp $engine $fast $offloads"; done
@@ -174,7 +177,11 @@ init() {
 
 case ${1:-} in
     row)
-        if [[ $2 == unit ]]; then unit_tests; else one_row "${@:2}"; fi
+        case $2 in
+            unit) unit_tests ;;
+            wireguard) wireguard_row "${@:3}" ;;
+            *) one_row "${@:2}" ;;
+        esac
         ;;
     *)
         [[ $$ == 1 ]] || die "scripts/kernels boots a kernel with this as init"
