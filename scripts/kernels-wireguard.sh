@@ -39,10 +39,11 @@ wireguard_row() {
     fi
     step "leases"
     local cases=(reachable transfers secret states)
-    [[ $3 != psk ]] || cases+=(shared restart deleted peer_removed peer_leaves other_backend cleanup)
+    [[ $3 != psk ]] || cases+=(
+        shared restart deleted peer_removed moved peer_leaves other_backend port_taken cleanup)
     for case in "${cases[@]}"; do
         if ! "wireguard_$case"; then
-            tail -n 30 "$dir"/h?/weftd.log >&2
+            tail -n 30 "$dir"/h?/weftd*.log "$dir"/*.log >&2
             tell verdict "fails: ${case//_/ }" "$(said "$dir/h1/weftd.log" '^[EFW]')"
             return
         fi
@@ -170,6 +171,23 @@ wireguard_peer_removed() {
     wait_until 20 "the peer to be set again" pods_answer
 }
 
+# A peer that sends from another port is answered there, whatever its lease says, for longer than
+# weftd takes to compare again; and at its own again once it is back.
+wireguard_moved() {
+    wireguard_stop 2 || return
+    in_ns h2 wg set flannel-wg listen-port 40000
+    wait_until 20 "the peer at its new port" wireguard_is_at 40000 || return
+    sleep 15
+    wireguard_is_at 40000 && wireguard_start 2 &&
+        wait_until 20 "the peer at its own port" wireguard_is_at 51820
+}
+
+# wireguard_is_at PORT: packets pass, and host 1 sends its own there.
+wireguard_is_at() {
+    in_ns p2 ping -qc1 -W1 "$(pod_address 1 4)" && pods_answer &&
+        in_ns h1 wg show flannel-wg endpoints | grep -qE "172\.20\.0\.2:$1\$"
+}
+
 # A node that leaves takes its peer with it, and the others stay.
 wireguard_peer_leaves() {
     local lease="$dir/store/subnets/10.5.77.0-24&fd00:5:0:77::-64" key count
@@ -194,16 +212,29 @@ wireguard_lacks_peer() { ! wireguard_has_peer "$1"; }
 wireguard_other_backend() {
     wireguard_stop 2 && [[ $(wireguard_devices 2 | wc -l) == 2 ]] || return
     local_store "$dir/other" host-gw
-    in_ns h2 timeout 60 "$WEFTD" --local-store "$dir/other" --iface wire0 \
+    spawn_in h2 "$dir/other.log" "$WEFTD" --local-store "$dir/other" --iface wire0 \
         --subnet-file "$dir/h2/subnet.env" --status-socket "$dir/h2/other.sock" \
-        --iptables-forward-rules=false >"$dir/other.log" 2>&1 &
-    local other=$!
-    LAB_PIDS+=("$other")
-    wait_until 15 "the devices to go" wireguard_is_gone 2 || return
-    kill "$other"
+        --iptables-forward-rules=false
+    WEFTD_PID[2]=$SPAWNED
+    wait_until 15 "the devices to go" wireguard_is_gone 2 && wireguard_stop 2
 }
 
 wireguard_is_gone() { [[ -z $(wireguard_devices "$1" | tr -d '\n') ]]; }
+
+# Another program has the port: weftd says so, and leases nothing.
+wireguard_port_taken() {
+    local taker
+    spawn_in h2 "$dir/taker.log" socat -u UDP4-RECVFROM:51820,fork -
+    taker=$SPAWNED
+    wait_until 5 "another program at the port" wireguard_port_is_used || return
+    in_ns h2 env WIREGUARD_KEY_FILE="$dir/h2/wgkey" timeout 60 "$WEFTD" \
+        --local-store "$dir/store" --iface wire0 --subnet-file "$dir/h2/subnet.env" \
+        --status-socket "$dir/h2/taken.sock" >"$dir/taken.log" 2>&1
+    [[ $? == 1 ]] && grep -q "UDP port 51820, for flannel-wg, is taken" "$dir/taken.log" || return
+    kill "$taker"
+}
+
+wireguard_port_is_used() { [[ -n $(in_ns h2 ss -Hun "sport = :51820" -l) ]]; }
 
 # What a stop leaves, weft cleanup removes.
 wireguard_cleanup() {
