@@ -20,6 +20,8 @@ export PATH HOME=/tmp TMPDIR=/tmp
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=scripts/lab.sh
 source "$REPO/scripts/lab.sh"
+# shellcheck source=scripts/kernels-wireguard.sh
+source "$REPO/scripts/kernels-wireguard.sh"
 
 readonly ROW_LIMIT_S=60 TESTS_LIMIT_S=200
 # Some thousand packets, or some hundred super-packets.
@@ -61,6 +63,7 @@ rows() {
     echo "host-gw - - -"
     echo "ipip - - -"
     [[ ! -x $LAB_PROGRAMS/other-kernels ]] || echo "tests ipip"
+    wireguard_rows
     for engine in mmsg io_uring; do
         for fast in off auto on; do
             for offloads in auto none; do echo "udp $engine $fast $offloads"; done
@@ -182,9 +185,9 @@ init() {
 case ${1:-} in
     row)
         case $2 in
-            # Of the modules that ask the kernel for something.
             unit) tests unit-tests sys:: rights:: device:: engine:: ;;
             tests) tests other-kernels "$3" --test-threads=1 ;;
+            wireguard) wireguard_row "${@:3}" ;;
             *) one_row "${@:2}" ;;
         esac
         ;;

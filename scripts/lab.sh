@@ -19,6 +19,8 @@ readonly UNDERLAY=(- 172.20.0.1 172.20.0.2)
 readonly LAB_NETWORK=10.5.0.0/16
 # Of which families hosts and pods have addresses: 4, 6 or both.
 LAB_FAMILIES=${LAB_FAMILIES:-4}
+# Further keys of the Backend in the network configuration, such as ',"Port":8286'.
+LAB_BACKEND_KEYS=${LAB_BACKEND_KEYS:-}
 readonly UNDERLAY_V6=(- fd99::1 fd99::2)
 readonly LAB_NETWORK_V6=fd00:5::/48
 # Subnets for the planes that have no daemon to choose them, spelled as in subnet.env.
@@ -191,7 +193,8 @@ lab_plane_weft() {
     shift
     for end in 1 2; do
         mkdir -p "$dir/h$end"
-        spawn_in "h$end" "$dir/h$end/weftd.log" "$program" "$@" \
+        spawn_in "h$end" "$dir/h$end/weftd.log" \
+            env WIREGUARD_KEY_FILE="$dir/h$end/wgkey" "$program" "$@" \
             --iface wire0 --subnet-file "$dir/h$end/subnet.env" \
             --status-socket "$dir/h$end/weft.sock" \
             --iptables-forward-rules="${LAB_FORWARD_RULES:-false}"
@@ -258,7 +261,7 @@ network_config() {
     local v4='"EnableIPv4":false,' v6=
     ! lab_has 4 || v4="\"Network\":\"$LAB_NETWORK\","
     ! lab_has 6 || v6="\"EnableIPv6\":true,\"IPv6Network\":\"$LAB_NETWORK_V6\","
-    printf '{%s%s"Backend":{"Type":"%s"}}\n' "$v4" "$v6" "${1:-udp}"
+    printf '{%s%s"Backend":{"Type":"%s"%s}}\n' "$v4" "$v6" "${1:-udp}" "$LAB_BACKEND_KEYS"
 }
 
 env_value() { sed -n "s/^$2=//p" "$1"; }

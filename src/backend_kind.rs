@@ -20,6 +20,8 @@ words! {
         HostGw = "host-gw",
         /// In the kernel's IPv4 in IPv4.
         Ipip = "ipip",
+        /// In WireGuard, encrypted.
+        Wireguard = "wireguard",
         /// Not at all: a subnet only.
         Alloc = "alloc",
         /// By whatever the operator's commands set up.
@@ -48,6 +50,8 @@ impl BackendKind {
             Self::Vxlan => 50,
             // Outer IPv4.
             Self::Ipip => 20,
+            // The same as of udp, and WireGuard's type, receiver, counter and tag (4, 4, 8, 16).
+            Self::Wireguard => 60,
             Self::HostGw | Self::Alloc | Self::Extension => 0,
         }
     }
@@ -56,24 +60,29 @@ impl BackendKind {
     pub const fn carried_by(self) -> CarriedBy {
         match self {
             Self::Udp => CarriedBy::Workers,
-            Self::Vxlan | Self::HostGw | Self::Ipip => CarriedBy::Kernel,
+            Self::Vxlan | Self::HostGw | Self::Ipip | Self::Wireguard => CarriedBy::Kernel,
             Self::Alloc | Self::Extension => CarriedBy::Others,
         }
     }
 
     /// Whether hosts send each other UDP datagrams to a port.
     pub const fn has_port(self) -> bool {
+        matches!(self, Self::Udp | Self::Vxlan | Self::Wireguard)
+    }
+
+    /// Whether anybody's datagrams to that port may pass for a peer's.
+    pub const fn needs_guard(self) -> bool {
         matches!(self, Self::Udp | Self::Vxlan)
     }
 
     /// Whether the overlay has a device of its own, which has an address of the subnet.
     pub const fn has_device(self) -> bool {
-        matches!(self, Self::Udp | Self::Vxlan | Self::Ipip)
+        matches!(self, Self::Udp | Self::Vxlan | Self::Ipip | Self::Wireguard)
     }
 
     /// Whether `MTU` in the network configuration's Backend lowers the overlay's.
     pub const fn has_mtu_key(self) -> bool {
-        matches!(self, Self::Udp | Self::Vxlan)
+        matches!(self, Self::Udp | Self::Vxlan | Self::Wireguard)
     }
 
     /// Whether hosts reach each other's IPv6 subnets by IPv6 addresses of theirs.
@@ -154,7 +163,7 @@ mod tests {
 
     #[test]
     fn names_of_others_are_kept_as_they_are() {
-        for text in ["wireguard", "VXLAN", " udp"] {
+        for text in ["ipsec", "VXLAN", " udp"] {
             let name = BackendName::from(text);
             assert_eq!(
                 (name.clone(), name.to_string()),

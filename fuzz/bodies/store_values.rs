@@ -4,8 +4,10 @@
 //! network's configuration; `subnet.env`; a key. What is accepted must be read back the same
 //! from what is written of it.
 
+use weft::backend::flaws::flaws;
 use weft::config::network::{
     ConfigFamily, NetworkConfig, SubnetRange, UdpBackendConfig, VxlanBackendConfig,
+    WireguardBackendConfig,
 };
 use weft::config::subnet_file::{Previous, SubnetFile};
 use weft::control::choose::free_subnets;
@@ -36,6 +38,11 @@ fn lease(data: &[u8]) {
     // A value filled to the limit may have no room for our spelling.
     let Ok(written) = attributes.to_json() else { return };
     let again = LeaseAttributes::from_json(&written).expect("what was written can be read");
+    // What peers are by their lease's data is read as well.
+    flaws(&Lease::reservation(
+        Prefixes::from_key("10.5.1.0-24&fd00:5::-64").expect("a key"),
+        again.clone(),
+    ));
     // What is no address is not written again.
     assert_eq!(again, LeaseAttributes { unreadable_ipv6: None, ..attributes });
 }
@@ -58,6 +65,7 @@ fn configuration(data: &[u8]) {
     config.ranges.map(|range| free(&range), |range| free(&range));
     UdpBackendConfig::parse(&config.backend.settings).ok();
     VxlanBackendConfig::parse(&config.backend.settings).ok();
+    WireguardBackendConfig::parse(&config.backend.settings).ok();
 }
 
 fn subnet_file(text: &str) {

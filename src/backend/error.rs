@@ -13,6 +13,8 @@ use crate::host::overlay::OverlayError;
 use crate::backend::extension::command::CommandError;
 use crate::backend::handover::TakeOverError;
 use crate::backend::udp::kernel_plane::attachment::AttachError;
+use crate::backend::wireguard::device::WireguardError;
+use crate::backend::wireguard::key_file::KeyFileError;
 
 /// What a step of a start gives.
 pub type StartResult<T = ()> = Result<T, StartError>;
@@ -35,6 +37,12 @@ pub enum StartError {
     /// The kernel's programs read and write headers of IPv4 around packets.
     #[error("the kernel's fast path takes datagrams over IPv4 only, and this network has no IPv4")]
     NoFastPath,
+    /// No WireGuard.
+    #[error(transparent)]
+    Wireguard(#[from] WireguardError),
+    /// The wireguard backend has no key.
+    #[error("no key for WireGuard")]
+    WireguardKey(#[from] KeyFileError),
     /// Routes between hosts need their real addresses.
     #[error(
         "the host-gw backend needs the interface's own address as {}, but they are {address} and \

@@ -11,6 +11,9 @@ use crate::route::Prefix;
 /// How flannel's names of VXLAN devices begin, those of IPv4 and of IPv6; the VNI follows.
 pub const VXLAN_NAMES: [&str; 2] = ["flannel.", "flannel-v6."];
 
+/// flannel's names of WireGuard devices: the one of IPv4 or of both families, and that of IPv6.
+pub const WIREGUARD_NAMES: [&str; 2] = ["flannel-wg", "flannel-wg-v6"];
+
 /// A family whose packets hosts carry for their pods.
 pub(super) trait CarriedFamily: KernelFamily {
     /// Its name.

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::backend::family::CarriedFamily;
 use crate::backend::vxlan::owner::without_vtep;
+use crate::backend::wireguard::data::without_key;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::control::lease::Lease;
 
@@ -24,7 +25,10 @@ pub fn flaws(lease: &Lease) -> Vec<String> {
 
 fn flaw<A: CarriedFamily>(lease: &Lease) -> Option<String> {
     let is_vxlan = lease.attributes.backend_type.is(BackendKind::Vxlan);
-    A::without_host(lease).or_else(|| without_vtep::<A>(lease).filter(|_| is_vxlan))
+    let is_wireguard = lease.attributes.backend_type.is(BackendKind::Wireguard);
+    let without_key = || A::peer(lease).filter(|_| is_wireguard).and_then(|_| without_key(lease));
+    let without_vtep = || without_vtep::<A>(lease).filter(|_| is_vxlan);
+    A::without_host(lease).or_else(without_vtep).or_else(without_key)
 }
 
 #[cfg(test)]

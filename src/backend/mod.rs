@@ -17,3 +17,4 @@ pub mod status;
 pub mod tunnel_device;
 pub mod udp;
 mod vxlan;
+mod wireguard;

@@ -13,6 +13,7 @@ use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, addresses, warn_of_idle_flags};
 use crate::backend::status::View;
 use crate::backend::udp::{self, UdpBackend, UdpReserved};
+use crate::backend::wireguard::{self, WireguardBackend, WireguardReserved};
 use crate::backend::{host_gw, ipip, vxlan};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::network::ExtensionBackendConfig;
@@ -34,6 +35,7 @@ pub struct Prepared {
 enum Reserved {
     Udp(Box<UdpReserved>),
     Kernel(Means),
+    Wireguard(Box<WireguardReserved>),
     Extension(ExtensionBackendConfig),
 }
 
@@ -43,6 +45,8 @@ pub enum Backend {
     Udp(Box<UdpBackend>),
     /// VXLAN, plain routes, or nothing.
     Kernel(Box<KernelBackend>),
+    /// WireGuard.
+    Wireguard(Box<WireguardBackend>),
     /// Commands.
     Extension(Box<ExtensionBackend>),
 }
@@ -71,6 +75,11 @@ impl BackendSettings {
                 let (attributes, device) = vxlan::prepare(settings, external, former).await?;
                 (attributes, Reserved::Kernel(Means::Vxlan(device)))
             }
+            Self::Wireguard(settings) => {
+                let key_file = claim.wireguard_key_file;
+                let (attributes, it) = wireguard::prepare(settings, external, key_file).await?;
+                (attributes, Reserved::Wireguard(Box::new(it)))
+            }
             Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
             Self::Ipip { direct_routing } => {
                 let attributes = ipip::prepare(*direct_routing, claim).await?;
@@ -97,6 +106,13 @@ impl Prepared {
         for network in networks.filter(|it| !is_udp || *it != setup.networks.first()) {
             udp::remove_leftovers(network).await?;
         }
+        let devices = match &self.reserved {
+            Reserved::Wireguard(reserved) => reserved.plans.as_slice(),
+            Reserved::Udp(_) | Reserved::Kernel(_) | Reserved::Extension(_) => &[],
+        };
+        let networks: Vec<_> =
+            std::iter::once(setup.networks).chain(setup.former_networks).collect();
+        wireguard::remove_others(devices, &networks).await?;
         if !is_udp {
             setup.handover.offer(Offered::Place);
         }
@@ -107,6 +123,9 @@ impl Prepared {
             }
             Reserved::Kernel(means) => {
                 Backend::Kernel(Box::new(KernelBackend::start(&setup, means).await?))
+            }
+            Reserved::Wireguard(reserved) => {
+                Backend::Wireguard(Box::new(WireguardBackend::start(&setup, *reserved).await?))
             }
             Reserved::Extension(settings) => {
                 remove_own_routes(setup.networks_v4(), setup.networks_v6()).await?;
@@ -130,6 +149,7 @@ impl Backend {
         match self {
             Self::Udp(backend) => backend.view(),
             Self::Kernel(backend) => backend.reporter.view(None),
+            Self::Wireguard(backend) => backend.reporter.view(None),
             Self::Extension(backend) => backend.reporter.view(None),
         }
     }
@@ -138,6 +158,7 @@ impl Backend {
     pub fn let_go(&mut self) {
         match self {
             Self::Udp(backend) => backend.let_go(),
+            Self::Wireguard(backend) => backend.let_go(),
             Self::Kernel(_) | Self::Extension(_) => {}
         }
     }
@@ -148,6 +169,7 @@ impl Backend {
         match self {
             Self::Udp(backend) => backend.run(leases).await,
             Self::Kernel(backend) => backend.run(leases).await,
+            Self::Wireguard(backend) => backend.run(leases).await,
             Self::Extension(backend) => backend.run(leases).await,
         }
     }

@@ -1,6 +1,7 @@
 //! What a backend is started with: its settings, the interface, the lease.
 
 use std::net::Ipv6Addr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::backend::handover::Handover;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfig, NetworkConfigError, UdpBackendConfig,
-    VxlanBackendConfig, flag,
+    VxlanBackendConfig, WireguardBackendConfig, flag,
 };
 use crate::config::options::{DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions};
 use crate::control::lease::LeaseAttributes;
@@ -38,6 +39,8 @@ pub enum BackendSettings {
         /// Whether hosts of one link send to each other without the tunnel.
         direct_routing: bool,
     },
+    /// WireGuard.
+    Wireguard(WireguardBackendConfig),
     /// A subnet only.
     Alloc,
     /// Commands.
@@ -45,7 +48,7 @@ pub enum BackendSettings {
 }
 
 /// What an operator can choose from.
-const BUILT: &str = "udp, vxlan, host-gw, ipip, alloc, extension";
+const BUILT: &str = "udp, vxlan, host-gw, ipip, wireguard, alloc, extension";
 
 /// What a backend is started with.
 #[derive(Clone)]
@@ -84,6 +87,8 @@ pub struct Claim<'a> {
     pub dataplane: DataplaneOptions,
     /// What this weftd has from the last one.
     pub handover: &'a Handover,
+    /// Where the wireguard backend has this host's key.
+    pub wireguard_key_file: &'a Path,
 }
 
 impl BackendSettings {
@@ -111,6 +116,7 @@ impl BackendSettings {
             BackendKind::Vxlan => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
             BackendKind::HostGw => Self::HostGw,
             BackendKind::Ipip => Self::Ipip { direct_routing: flag(settings, "DirectRouting")? },
+            BackendKind::Wireguard => Self::Wireguard(WireguardBackendConfig::parse(settings)?),
             BackendKind::Alloc => Self::Alloc,
             BackendKind::Extension => Self::Extension(ExtensionBackendConfig::parse(settings)?),
         })
@@ -123,6 +129,7 @@ impl BackendSettings {
             Self::Vxlan(_) => BackendKind::Vxlan,
             Self::HostGw => BackendKind::HostGw,
             Self::Ipip { .. } => BackendKind::Ipip,
+            Self::Wireguard(_) => BackendKind::Wireguard,
             Self::Alloc => BackendKind::Alloc,
             Self::Extension(_) => BackendKind::Extension,
         }
@@ -168,7 +175,8 @@ pub fn public_ipv6(kind: &BackendName, external: &ExternalInterface) -> Option<I
 /// nodes without IPv4 do, which are known by it.
 pub(super) fn of_link_alone(kind: &BackendName, external: &ExternalInterface) -> Option<Ipv6Addr> {
     let v6 = external.v6().filter(|v6| v6.public_address == v6.address && v6.address.is_of_link());
-    v6.filter(|_| kind.is(BackendKind::Vxlan) && external.v4().is_some()).map(|v6| v6.address)
+    let has_tunnel = kind.is(BackendKind::Vxlan) || kind.is(BackendKind::Wireguard);
+    v6.filter(|_| has_tunnel && external.v4().is_some()).map(|v6| v6.address)
 }
 
 impl Setup {
@@ -235,8 +243,8 @@ mod tests {
         for kind in BUILT.split(", ") {
             assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind().name(), kind);
         }
-        let error = parse(r#"{"Type":"wireguard"}"#).unwrap_err();
-        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("wireguard")));
+        let error = parse(r#"{"Type":"ipsec"}"#).unwrap_err();
+        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("ipsec")));
         let text = error.to_string();
         assert!(text.contains(BUILT) && !text.contains('\n'), "one line says so: {text}");
     }

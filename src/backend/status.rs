@@ -20,6 +20,7 @@ use crate::host::interface::ExternalInterface;
 use crate::route::{HostSet, Prefixes, Published};
 use crate::stats::WorkerStats;
 use crate::status::{BackendCounts, FastPath, TunnelEnd, Worker};
+use crate::wireguard::peer::PeerState;
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
 const LOGGED_PER_UPDATE_MAX: usize = 8;
@@ -57,6 +58,9 @@ pub struct PlaneState {
 
 /// The host behind each subnet of one family.
 pub type PeerHosts = BTreeMap<Prefixes, IpAddr>;
+
+/// How WireGuard's peers are, by the first subnet of each.
+pub type WireguardPeers = BTreeMap<Prefixes, PeerState>;
 
 /// Why leases can't be set up, in whole or in one family.
 pub type Unusable = BTreeMap<Prefixes, String>;
@@ -166,6 +170,8 @@ pub struct View {
     pub attributes: watch::Receiver<LeaseAttributes>,
     /// How the peers are, where anybody asks them.
     pub reachability: watch::Receiver<Arc<Reachability>>,
+    /// What WireGuard knows of them, where it carries the packets.
+    pub wireguard: watch::Receiver<Arc<WireguardPeers>>,
     /// Who carries the packets, if it is not the kernel or whatever commands have set up.
     pub workers: Option<Workers>,
 }
@@ -176,6 +182,7 @@ pub(super) struct Reporter {
     state: watch::Sender<PlaneState>,
     pub(super) attributes: watch::Sender<LeaseAttributes>,
     pub(super) reachability: watch::Receiver<Arc<Reachability>>,
+    pub(super) wireguard: watch::Sender<Arc<WireguardPeers>>,
 }
 
 impl Reporter {
@@ -199,12 +206,14 @@ impl Reporter {
             state: watch::Sender::new(state),
             attributes: watch::Sender::new(setup.attributes.clone()),
             reachability: watch::Sender::default().subscribe(),
+            wireguard: watch::Sender::default(),
         }
     }
 
     pub(super) fn view(&self, workers: Option<Workers>) -> View {
         let (state, attributes) = (self.state.subscribe(), self.attributes.subscribe());
-        View { state, attributes, reachability: self.reachability.clone(), workers }
+        let (reachability, wireguard) = (self.reachability.clone(), self.wireguard.subscribe());
+        View { state, attributes, reachability, wireguard, workers }
     }
 
     /// Changes the state, and wakes its readers only if it differs.

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 
 use tracing::{debug, info, warn};
 
-use crate::backend::family::{CarriedFamily, VXLAN_NAMES};
+use crate::backend::family::{CarriedFamily, VXLAN_NAMES, WIREGUARD_NAMES};
 use crate::backend::ipip;
 use crate::backend::status::{Reporter, Unusable};
 use crate::backend::vxlan::device as vxlan;
@@ -46,10 +46,13 @@ pub(super) struct TunnelDevice<A: CarriedFamily = Ipv4Addr> {
 }
 
 /// Whether a link is the device of such a backend, of this network or another: `flannel.1`,
-/// `flannel-v6.1`, `flannel.ipip` and the like.
+/// `flannel-v6.1`, `flannel.ipip`, `flannel-wg` and the like.
 pub fn is_tunnel_device(link: &Link) -> bool {
     if link.ipip.is_some() {
         return link.id.name == ipip::NAME;
+    }
+    if link.is_wireguard {
+        return WIREGUARD_NAMES.contains(&link.id.name.as_str());
     }
     let number = VXLAN_NAMES.iter().find_map(|name| link.id.name.strip_prefix(name));
     link.vxlan.is_some() && number.is_some_and(|number| number.parse::<u32>().is_ok())

@@ -33,6 +33,9 @@ const SOCKET_PATH_BYTES_MAX: usize = 107 - NEXT_SOCKET_SUFFIX.len();
 /// The subnet file's usual name; beside it the status socket is plainly `weft.sock`.
 const SUBNET_FILE_NAME: &str = "subnet.env";
 
+/// flannel's file of this host's WireGuard key.
+const WIREGUARD_KEY_FILE: &str = "/run/flannel/wgkey";
+
 /// Longest grace period: an instant that far ahead can still be computed.
 const STALE_HOLD_MAX: Duration = Duration::from_secs(u32::MAX as u64);
 
@@ -68,6 +71,9 @@ pub(super) fn options(
             keep_tunnel: flags.keep_tunnel,
             is_peer_check_strict: is_other("--peer-check", &flags.peer_check, ["loose", "strict"])?,
         },
+        wireguard_key_file: variable("WIREGUARD_KEY_FILE")
+            .filter(|path| !path.is_empty())
+            .map_or_else(|| WIREGUARD_KEY_FILE.into(), PathBuf::from),
         log_is_json: is_other("--log-format", &flags.log_format, ["text", "json"])?,
         verbosity: u8::try_from(flags.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&flags.status_socket, &subnet_file)?,

@@ -43,6 +43,8 @@ pub struct Options {
     pub rules: RuleOptions,
     /// How the udp backend carries packets.
     pub dataplane: DataplaneOptions,
+    /// `WIREGUARD_KEY_FILE`: where the wireguard backend has this host's key.
+    pub wireguard_key_file: PathBuf,
     /// `--log-format=json`: each line of the log is a JSON object, and not as klog writes it.
     pub log_is_json: bool,
     /// klog's `-v`: 0 is the normal log, 1 and above add detail.

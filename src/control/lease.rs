@@ -318,6 +318,21 @@ impl Lease {
         Self { subnets, key, attributes, revision: 0, created_revision: 0, lifetime }
     }
 
+    /// When it was written, as far as its store shows; to be compared within one store only. A node
+    /// writes its lease again at each renewal, and etcd counts that; the local store shows when the
+    /// lease ends, which is as long after the writing for all nodes. What never ends, Kubernetes'
+    /// Nodes among it, is changed by others than its node: there only the creation counts.
+    pub fn written(&self) -> i64 {
+        match self.lifetime {
+            Lifetime::Leased { expires_unix: Some(end), .. } => {
+                i64::try_from(end).unwrap_or(i64::MAX)
+            }
+            // The cache keeps no revisions, but when the entry was made.
+            Lifetime::Leased { expires_unix: None, .. } => self.revision.max(self.created_revision),
+            Lifetime::Reservation => self.created_revision,
+        }
+    }
+
     /// The IPv4 subnet.
     pub fn v4(&self) -> Option<Prefix> {
         self.subnets.v4()

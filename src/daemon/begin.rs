@@ -195,6 +195,7 @@ impl Start<'_> {
             previous_subnet: self.previous.subnet(),
             dataplane: self.options.dataplane,
             handover: self.handover,
+            wireguard_key_file: &self.options.wireguard_key_file,
         };
         plan.settings.prepare(claim, former).await.context(REGISTRATION_PHRASE)
     }

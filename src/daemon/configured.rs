@@ -92,7 +92,7 @@ impl Former {
                 let v6 = v6.map(|v6| ExternalAddress { address: *at.ip(), ..v6 });
                 external.addresses = Families::new(v4, v6).unwrap_or(external.addresses);
             }
-            Some(TunnelEnd::Vxlan { .. }) | None => {}
+            Some(TunnelEnd::Vxlan { .. } | TunnelEnd::Wireguard { .. }) | None => {}
         }
         external
     }

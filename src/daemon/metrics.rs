@@ -6,7 +6,9 @@ use std::fmt::{Display, Write as _};
 
 use crate::control::rejected::RejectReason;
 use crate::stats::DropReason;
-use crate::status::{Backend, Direction, FastPath, Kept, Peer, Status, Store, Worker};
+use crate::status::{
+    Backend, Direction, FastPath, Kept, Peer, Status, Store, WireguardPeer, Worker,
+};
 
 /// Peers that have a metric of their own, those with the most failed sends. Their number bounds
 /// what a scrape costs; all failed sends are in `flannel_drops_total`.
@@ -26,6 +28,7 @@ pub(super) fn text(status: &Status) -> String {
     }
     if let Some(backend) = &status.backend {
         out.plane(status, backend);
+        out.wireguard(&status.routes);
     }
     out.kept(status);
     out.0
@@ -196,6 +199,28 @@ impl Metrics {
         each.truncate(PEERS_MEASURED_MAX);
         let help = "Packets that could not be sent to this peer.";
         self.each("flannel_peer_failed_sends_total", "peer", help, each);
+    }
+
+    /// What WireGuard knows: sums, and of the peers whose handshake is oldest when that was.
+    fn wireguard(&mut self, peers: &[Peer]) {
+        let known =
+            peers.iter().filter_map(|peer| Some((peer.via.host(), peer.wireguard.as_ref()?)));
+        let known: Vec<_> = known.collect();
+        if known.is_empty() {
+            return;
+        }
+        let sum = |bytes: fn(&WireguardPeer) -> u64| known.iter().map(|(_, it)| bytes(it)).sum();
+        let (received, sent): (u64, u64) = (sum(|it| it.received_bytes), sum(|it| it.sent_bytes));
+        let help = "Bytes of datagrams from the peers of now.";
+        self.row("flannel_wireguard_received_bytes_total", received, help);
+        let help = "Bytes of datagrams to the peers of now.";
+        self.row("flannel_wireguard_sent_bytes_total", sent, help);
+        let at = known.iter().map(|(host, it)| (*host, it.last_handshake_unix.unwrap_or(0)));
+        let mut each: Vec<_> = at.collect::<BTreeMap<_, _>>().into_iter().collect();
+        each.sort_by_key(|(_, at)| *at);
+        each.truncate(PEERS_MEASURED_MAX);
+        let help = "When keys were last agreed on with this peer; 0 if never.";
+        self.each("flannel_wireguard_last_handshake_seconds", "peer", help, each);
     }
 
     /// The overlay's device, what is beneath it, and the peers.

@@ -16,7 +16,8 @@ use crate::fast_path::PeerCounts;
 use crate::host::mtu::beyond_path;
 use crate::route::{self, Prefixes};
 use crate::stats::WorkerStats;
-use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
+use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via, WireguardPeer};
+use crate::wireguard;
 
 const NOT_SET_UP: &str = "the kernel or the backend's command does not take what leads there, or \
                           another program removes it again and again: weftd's log says which";
@@ -77,6 +78,7 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
             let plane = running.view.state.borrow().clone();
             let (hosts, port) = (plane.hosts, plane.tunnel.map(TunnelEnd::port));
             let is_asked = running.kind.carried_by() == CarriedBy::Kernel;
+            let wireguard = running.view.wireguard.borrow().clone();
             for row in &mut rows {
                 let subnets = row.subnets().map(Prefixes::first);
                 if let Some(host) = subnets.and_then(|subnets| hosts.get(&subnets)) {
@@ -86,6 +88,7 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
                     let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
                     (row.via, row.state, row.why) = (Via::Host(*host), unasked, None);
                     asked(row, &reachability, *host, port);
+                    row.wireguard = subnets.and_then(|it| wireguard.get(&it)).map(of_wireguard);
                 } else if running.kind == BackendKind::Alloc {
                     (row.state, row.why) = (PeerState::Unmanaged, None);
                 }
@@ -213,6 +216,13 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
     let ipv6_via = ipv6_host.map(|host| Via::Host(host.into()));
     let (backend, peer) = (Some(other.to_string()), Peer::new(lease.subnets, node, via, state));
     Peer { ipv6_via, backend, lease_expires_unix, why, ..peer }
+}
+
+/// What a WireGuard device says of a peer.
+fn of_wireguard(state: &wireguard::peer::PeerState) -> WireguardPeer {
+    let wireguard::peer::PeerState { last_handshake_unix, received_bytes, sent_bytes, .. } = *state;
+    let (public_key, endpoint) = (state.public_key.to_string(), state.endpoint);
+    WireguardPeer { public_key, endpoint, last_handshake_unix, received_bytes, sent_bytes }
 }
 
 /// What the kernel's programs took.

@@ -36,10 +36,10 @@ impl PortGuard {
         let (networks, kind) = (plan.network.networks(), plan.settings.kind());
         let networks = if kind.has_ipv6_underlay() { networks } else { networks.first() };
         let former = previous.networks.filter(|it| table_name(*it) != table_name(networks));
-        if options.guard && !kind.has_port() {
-            warn!("--guard has no effect: the {kind} backend has no port to guard");
+        if options.guard && !kind.needs_guard() {
+            warn!("--guard has no effect: the {kind} backend has no port that needs one");
         }
-        let is_kept = options.guard && kind.has_port();
+        let is_kept = options.guard && kind.needs_guard();
         let keeper = is_kept.then(|| GuardKeeper::new(options.resync));
         Self { networks, former, keeper }
     }

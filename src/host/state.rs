@@ -41,6 +41,8 @@ pub struct Link {
     pub vxlan: Option<Vxlan>,
     /// The same, if it tunnels IPv4 in IPv4 and nothing else.
     pub ipip: Option<Ipip>,
+    /// Whether it is a WireGuard device of the kernel's.
+    pub is_wireguard: bool,
     /// Index of the other end, if it is one of a veth pair.
     pub veth_peer: Option<u32>,
     /// What somebody says of it (`ip link set alias`).

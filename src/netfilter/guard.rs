@@ -86,6 +86,7 @@ fn condition(tunnel: TunnelEnd) -> String {
         }
         // The VNI follows eight bytes of UDP's header and four of VXLAN's (RFC 7348).
         TunnelEnd::Vxlan { port, vni } => format!("udp dport {port} @th,96,24 {vni}"),
+        TunnelEnd::Wireguard { port, .. } => format!("udp dport {port}"),
     }
 }
 

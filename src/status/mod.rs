@@ -21,7 +21,7 @@ use crate::backend_kind::BackendKind;
 use crate::route::{IpAddress, Prefix, Prefixes};
 
 pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
-pub use self::peer::{Peer, PeerState, Via};
+pub use self::peer::{Peer, PeerState, Via, WireguardPeer};
 pub use self::verdict::{Cause, Fault, State, Verdict};
 pub use self::workers::{
     Direction, FastPath, Lately, SWITCHED_OFF, Traffic, Worker, WorkerCounts, counted,
@@ -263,6 +263,13 @@ pub enum TunnelEnd {
         /// The identifier.
         vni: u32,
     },
+    /// Its destination's port, on any address; the key tells the rest.
+    Wireguard {
+        /// The UDP port over IPv4, or over both.
+        port: u16,
+        /// The UDP port over IPv6.
+        ipv6_port: u16,
+    },
 }
 
 impl TunnelEnd {
@@ -270,8 +277,13 @@ impl TunnelEnd {
     pub fn port(self) -> u16 {
         match self {
             Self::Udp(address) => address.port(),
-            Self::Vxlan { port, .. } => port,
+            Self::Vxlan { port, .. } | Self::Wireguard { port, .. } => port,
         }
+    }
+
+    /// The UDP port over IPv6.
+    pub fn ipv6_port(self) -> u16 {
+        if let Self::Wireguard { ipv6_port, .. } = self { ipv6_port } else { self.port() }
     }
 }
 

@@ -152,6 +152,24 @@ pub struct Peer {
     pub failed_sends: Option<u64>,
     /// The part of its packets that the kernel's programs carried.
     pub fast_path: Option<Traffic>,
+    /// What WireGuard knows of it, where that carries the packets.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub wireguard: Option<WireguardPeer>,
+}
+
+/// A peer as WireGuard knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireguardPeer {
+    /// What it is known by.
+    pub public_key: String,
+    /// Where its datagrams last came from, or where its lease says that it is.
+    pub endpoint: Option<SocketAddr>,
+    /// When both last agreed on keys, in seconds since 1970; nothing if they never did.
+    pub last_handshake_unix: Option<u64>,
+    /// Bytes of datagrams from it, handshakes included, since the device was made.
+    pub received_bytes: u64,
+    /// Bytes of datagrams to it, likewise.
+    pub sent_bytes: u64,
 }
 
 impl Peer {
@@ -190,6 +208,7 @@ impl Peer {
             traffic: None,
             failed_sends: None,
             fast_path: None,
+            wireguard: None,
         }
     }
 }

@@ -221,7 +221,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let port = peers.first().map_or(UDP_PORT, |peer| peer.via.tunnel(UDP_PORT).port());
         let underlay = match status.tunnel {
             Some(TunnelEnd::Udp(address)) => address,
-            Some(TunnelEnd::Vxlan { .. }) | None => {
+            Some(TunnelEnd::Vxlan { .. } | TunnelEnd::Wireguard { .. }) | None => {
                 (public_ip.unwrap_or(Ipv4Addr::UNSPECIFIED), port).into()
             }
         };
@@ -323,6 +323,9 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
             let what = match self.kind.carried_by() {
                 CarriedBy::Workers => {
                     "weftd drops it as no-route and answers that the network is unreachable"
+                }
+                CarriedBy::Kernel if self.kind == BackendKind::Wireguard => {
+                    "WireGuard has no peer for it and answers that the host is unreachable"
                 }
                 CarriedBy::Kernel | CarriedBy::Others => "the kernel has no route for it",
             };

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use crate::status::{Peer, PeerState, Traffic};
+use crate::control::clock;
+use crate::status::{Peer, PeerState, Traffic, Via};
 use crate::tool::style::Style;
 use crate::tool::table;
 
@@ -11,6 +12,9 @@ const HEADINGS: [&str; 11] = [
     "SUBNET", "NODE", "ADDRESS", "STATE", "RTT", "MTU", "HEARD", "SENT", "RECEIVED", "FAILED",
     "KERNEL",
 ];
+
+/// Behind them, where WireGuard carries the packets.
+const HANDSHAKE: &str = "HANDSHAKE";
 
 /// Where in a row its state is.
 const STATE_AT: usize = 3;
@@ -25,8 +29,16 @@ pub(super) const EXPLAINED_MAX: usize = 5;
 pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {
     // Stable: the others stay in the order of their subnets.
     peers.sort_by_key(|peer| Reverse(peer.state.is_alarming()));
-    let rows: Vec<_> = peers.iter().map(row).collect();
-    let mut screen = table::render(&HEADINGS, &rows, |row, column, shown| {
+    let now_unix = clock::unix_seconds();
+    let is_wireguard = peers.iter().any(|peer| peer.wireguard.is_some());
+    let rows = peers.iter().map(|peer| {
+        let last = is_wireguard.then(|| handshake(peer, now_unix));
+        row(peer).into_iter().chain(last).collect()
+    });
+    let rows: Vec<_> = rows.collect();
+    let mut headings = HEADINGS.to_vec();
+    headings.extend(is_wireguard.then_some(HANDSHAKE));
+    let mut screen = table::render(&headings, &rows, |row, column, shown| {
         let state = peers[row].state;
         match column {
             STATE_AT if state.is_alarming() => style.bad(shown),
@@ -63,17 +75,32 @@ fn row(peer: &Peer) -> Vec<String> {
         or_dash(peer.round_trip_microseconds.map(milliseconds)),
         or_dash(peer.path_mtu_bytes.map(|bytes| bytes.to_string())),
         or_dash(peer.heard_seconds_ago.map(ago)),
-        or_dash(traffic(|traffic| (traffic.packets_sent, traffic.bytes_sent))),
-        or_dash(traffic(|traffic| (traffic.packets_received, traffic.bytes_received))),
+        or_dash(
+            traffic(|traffic| (traffic.packets_sent, traffic.bytes_sent))
+                .or_else(|| Some(scaled(peer.wireguard.as_ref()?.sent_bytes))),
+        ),
+        or_dash(
+            traffic(|traffic| (traffic.packets_received, traffic.bytes_received))
+                .or_else(|| Some(scaled(peer.wireguard.as_ref()?.received_bytes))),
+        ),
         or_dash(peer.failed_sends.map(|packets| packets.to_string())),
         or_dash(share(peer)),
     ]
 }
 
+/// How long ago keys were agreed on.
+fn handshake(peer: &Peer, now_unix: u64) -> String {
+    let Some(wireguard) = &peer.wireguard else { return "-".to_owned() };
+    let at = wireguard.last_handshake_unix;
+    at.map_or_else(|| "never".to_owned(), |at| ago(now_unix.saturating_sub(at)))
+}
+
 /// Where its packets go, of both families if those of IPv6 go elsewhere.
 fn addresses(peer: &Peer) -> String {
     let v6 = peer.ipv6_via.filter(|via| *via != peer.via);
-    v6.map_or_else(|| peer.via.to_string(), |v6| format!("{},{v6}", peer.via))
+    let endpoint = peer.wireguard.as_ref().and_then(|it| it.endpoint).map(Via::Tunnel);
+    let via = endpoint.unwrap_or(peer.via);
+    v6.map_or_else(|| via.to_string(), |v6| format!("{via},{v6}"))
 }
 
 /// How much of all packets the kernel's programs carried.
@@ -112,7 +139,7 @@ fn scaled(bytes: u64) -> String {
 mod tests {
     use super::*;
     use crate::route::Prefixes;
-    use crate::status::Via;
+    use crate::status::WireguardPeer;
 
     #[test]
     fn a_row_says_it_all_and_silent_peers_come_first() {
@@ -158,6 +185,30 @@ mod tests {
         assert_eq!(shown(v4, Some(v6)), format!("{both} 192.0.2.1,fd99::1"));
         assert_eq!(shown(v4, None), format!("{both} 192.0.2.1"), "no IPv6 goes there");
         assert_eq!(shown(tunnel, Some(tunnel)), format!("{both} 192.0.2.1:8285"), "one for both");
+    }
+
+    #[test]
+    fn wireguard_has_bytes_and_handshakes() {
+        let subnet = "10.5.1.0/24".parse().unwrap();
+        let via = Via::Host("192.0.2.1".parse().unwrap());
+        let peer = |last_handshake_unix| {
+            let wireguard = WireguardPeer {
+                public_key: "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=".to_owned(),
+                endpoint: "198.51.100.7:4242".parse().ok(),
+                last_handshake_unix,
+                received_bytes: 2000,
+                sent_bytes: 3000,
+            };
+            Peer { wireguard: Some(wireguard), ..Peer::new(subnet, None, via, PeerState::Ok) }
+        };
+        let screen = render(vec![peer(Some(0)), peer(None)], Style::PLAIN);
+        let lines: Vec<Vec<&str>> =
+            screen.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0].last(), Some(&"HANDSHAKE"));
+        let shown = lines[2].join(" ");
+        let expected = "10.5.1.0/24 - 198.51.100.7:4242 ok - - - 3.0 kB 2.0 kB - - never";
+        assert_eq!(shown, expected, "where it has moved to");
+        assert!(lines[1].last().unwrap().ends_with('h'));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod activity;
 mod association;
 mod cookie;
+pub mod difference;
 pub mod interface;
 pub mod keys;
 pub mod message;

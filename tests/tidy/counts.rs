@@ -9,27 +9,27 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 529, 4447),
-    ("backend", 6943, 72098),
+    (".", 542, 4545),
+    ("backend", 7956, 83423),
     ("bin", 15, 144),
-    ("config", 1766, 18218),
-    ("daemon", 3687, 38206),
-    ("control", 5863, 59267),
+    ("config", 1830, 18804),
+    ("daemon", 3719, 38651),
+    ("control", 5872, 59354),
     ("device", 493, 5308),
     ("engine", 2182, 20536),
     ("fast_path", 741, 6759),
     ("forward", 814, 7787),
-    ("host", 3061, 32707),
-    ("netfilter", 1254, 12608),
+    ("host", 3252, 34775),
+    ("netfilter", 1255, 12626),
     ("offload", 865, 8031),
     ("packet", 1149, 11616),
     ("rights", 55, 575),
     ("route", 583, 6034),
     ("stats", 282, 2495),
-    ("status", 599, 4406),
+    ("status", 617, 4528),
     ("sys", 1255, 13348),
-    ("tool", 5764, 63551),
-    ("wireguard", 1234, 12155),
+    ("tool", 5786, 63793),
+    ("wireguard", 1319, 13036),
 ];
 
 /// Lines and tokens.

@@ -33,13 +33,18 @@ weft:{{ .Chart.AppVersion }}
 {{/* Values of flannel's chart that name what is not built. */}}
 {{- define "weft.refused" -}}
 {{- range $key, $why := dict
-    "psk" "it is for the backend wireguard, which is not built"
-    "tunnelMode" "it is for the backend wireguard, which is not built"
-    "keepaliveInterval" "it is for the backend wireguard, which is not built"
-    "backendPortv6" "it is for the backend wireguard, which is not built"
     "macPrefix" "it is for nodes with Windows, which is not built" -}}
 {{- if not (kindIs "invalid" (index $.Values.flannel $key)) -}}
 {{- fail (printf "flannel.%s: %s; remove it" $key $why) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Keys of flannel's chart that are for one backend alone. */}}
+{{- define "weft.ofWireguard" -}}
+{{- range $key := list "psk" "tunnelMode" "keepaliveInterval" "backendPortv6" -}}
+{{- if and (index $.Values.flannel $key) (ne $.Values.flannel.backend "wireguard") -}}
+{{- fail (printf "flannel.%s is for the backend wireguard; remove it" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -66,10 +71,11 @@ weft:{{ .Chart.AppVersion }}
 {{/* net-conf.json, in the order of the manifest. */}}
 {{- define "weft.netConf" -}}
 {{- $f := .Values.flannel -}}
-{{- $known := list "vxlan" "host-gw" "ipip" "udp" "alloc" -}}
+{{- $known := list "vxlan" "host-gw" "ipip" "udp" "wireguard" "alloc" -}}
 {{- if not (has $f.backend $known) -}}
 {{- fail (printf "flannel.backend is %s; weft has %s" $f.backend (join ", " $known)) -}}
 {{- end -}}
+{{- include "weft.ofWireguard" . -}}
 {{- if not (or .Values.podCidr .Values.podCidrv6) -}}
 {{- fail "podCidr and podCidrv6 are empty: give one of them, or both" -}}
 {{- end -}}
@@ -91,7 +97,7 @@ weft:{{ .Chart.AppVersion }}
 {{- if and $f.backendPort (has $f.backend (list "vxlan" "udp")) }}
     "Port": {{ int $f.backendPort }},
 {{- end }}
-{{- if and $f.mtu (has $f.backend (list "vxlan" "udp")) }}
+{{- if and $f.mtu (has $f.backend (list "vxlan" "udp" "wireguard")) }}
     "MTU": {{ int $f.mtu }},
 {{- end }}
 {{- if eq $f.backend "vxlan" }}
@@ -104,6 +110,23 @@ weft:{{ .Chart.AppVersion }}
 {{- end }}
 {{- if and $f.directRouting (has $f.backend (list "vxlan" "ipip")) }}
     "DirectRouting": {{ $f.directRouting }},
+{{- end }}
+{{- if eq $f.backend "wireguard" }}
+{{- with $f.backendPort }}
+    "ListenPort": {{ int . }},
+{{- end }}
+{{- with $f.backendPortv6 }}
+    "ListenPortV6": {{ int . }},
+{{- end }}
+{{- with $f.psk }}
+    "PSK": {{ . | quote }},
+{{- end }}
+{{- with $f.tunnelMode }}
+    "Mode": {{ . | quote }},
+{{- end }}
+{{- with $f.keepaliveInterval }}
+    "PersistentKeepaliveInterval": {{ int . }},
+{{- end }}
 {{- end }}
     "Type": {{ $f.backend | quote }}
   }

@@ -87,7 +87,7 @@ pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
 ) -> StartResult<UdpReserved> {
-    let Claim { external, networks, previous_subnet, dataplane, handover } = claim;
+    let Claim { external, networks, previous_subnet, dataplane, handover, .. } = claim;
     let is_over_ipv6 = networks.v4().is_none();
     let outer = underlay(external, is_over_ipv6);
     let outer = outer.ok_or(StartError::NoUnderlay)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::backend::family::CarriedFamily;
 use crate::backend::status::Unusable;
-use crate::control::lease::{Lease, Lifetime};
+use crate::control::lease::Lease;
 use crate::host::state::MacAddress;
 use crate::route::Prefix;
 
@@ -39,9 +39,9 @@ pub(in crate::backend) fn resolve<'a, A: CarriedFamily>(
     }
     let mut owners: BTreeMap<MacAddress, (i64, String, A)> = BTreeMap::new();
     for (lease, name, Vtep { host, mac, .. }) in &named {
-        let this = || (written(lease), name.clone(), *host);
+        let this = || (lease.written(), name.clone(), *host);
         let owner = owners.entry(*mac).or_insert_with(this);
-        if written(lease) > owner.0 {
+        if lease.written() > owner.0 {
             *owner = this();
         }
     }
@@ -69,19 +69,6 @@ pub(in crate::backend) fn without_vtep<A: CarriedFamily>(lease: &Lease) -> Optio
     is_lost.then(|| format!("{} of {host} names no VtepMAC", lease.subnets))
 }
 
-/// When a lease was written, as far as its store shows; to be compared within one store only. A
-/// node writes its lease again at each renewal, and etcd counts that; the local store shows when
-/// the lease ends, which is as long after the writing for all nodes. What never ends, Kubernetes'
-/// Nodes among it, is changed by others than its node: there only the creation counts.
-fn written(lease: &Lease) -> i64 {
-    match lease.lifetime {
-        Lifetime::Leased { expires_unix: Some(end), .. } => i64::try_from(end).unwrap_or(i64::MAX),
-        // The cache keeps no revisions, but when the entry was made.
-        Lifetime::Leased { expires_unix: None, .. } => lease.revision.max(lease.created_revision),
-        Lifetime::Reservation => lease.created_revision,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr};
@@ -89,7 +76,7 @@ mod tests {
     use super::super::data::data;
     use super::*;
     use crate::backend_kind::BackendKind;
-    use crate::control::lease::LeaseAttributes;
+    use crate::control::lease::{LeaseAttributes, Lifetime};
     use crate::route::Prefixes;
 
     const ETCD: Lifetime = Lifetime::Leased { id: 7, expires_unix: None };

@@ -6,6 +6,8 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use crate::backend_kind::{BackendKind, UDP_PORT};
+use crate::wireguard::keys::PresharedKey;
+use crate::words::words;
 
 use super::json::{NetworkConfigError, boolean, member, wrong};
 
@@ -72,6 +74,79 @@ impl VxlanBackendConfig {
     }
 }
 
+words! {
+    /// By which addresses hosts send to each other, and with how many devices.
+    WireguardMode {
+        /// Each family's packets by a device of its own, over addresses of that family.
+        Separate = "separate",
+        /// One device; each peer by the family that is more likely to lead to it.
+        Auto = "auto",
+        /// One device, over IPv4.
+        V4 = "ipv4",
+        /// One device, over IPv6.
+        V6 = "ipv6",
+    }
+}
+
+/// The wireguard backend's own keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WireguardBackendConfig {
+    /// UDP port of the device, of that of IPv4 if each family has one.
+    pub port: u16,
+    /// UDP port of the device of IPv6, if each family has one.
+    pub port_v6: u16,
+    /// What all hosts share besides their own keys.
+    pub preshared_key: Option<PresharedKey>,
+    /// What the tunnel's packets may have on the wire; the external interface's MTU by default.
+    pub mtu_bytes: Option<u32>,
+    /// Over what.
+    pub mode: WireguardMode,
+    /// How often something is sent to each peer; 0 for never.
+    pub keepalive_seconds: u16,
+}
+
+impl WireguardBackendConfig {
+    /// flannel's ports.
+    const PORTS: (u16, u16) = (51820, 51821);
+    /// What flannel takes off the MTU, whatever the underlay: the headers over IPv6.
+    pub const OVERHEAD_BYTES: u32 = BackendKind::Wireguard.overhead_bytes() + 20;
+
+    /// Reads the wireguard backend's keys from `BackendConfig::settings`.
+    pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
+        let port = |name| number(settings, name, 1..=u16::MAX);
+        let mtu_min = MTU_BYTES_MIN + Self::OVERHEAD_BYTES;
+        let named = member(settings, "Mode").filter(|value| !value.is_null());
+        let word = |value: &Value| {
+            let words = WireguardMode::ALL.iter();
+            let known = words.copied().find(|mode| Some(mode.name()) == value.as_str());
+            let all = "separate, auto, ipv4 or ipv6";
+            known.ok_or_else(|| wrong("Backend.Mode", all, value))
+        };
+        let keepalive = number(settings, "PersistentKeepaliveInterval", 0..=u16::MAX)?;
+        Ok(Self {
+            port: port("ListenPort")?.unwrap_or(Self::PORTS.0),
+            port_v6: port("ListenPortV6")?.unwrap_or(Self::PORTS.1),
+            preshared_key: preshared_key(settings)?,
+            mtu_bytes: number(settings, "MTU", mtu_min..=MTU_BYTES_MAX)?,
+            mode: named.map(word).transpose()?.unwrap_or(WireguardMode::Separate),
+            keepalive_seconds: keepalive.unwrap_or(0),
+        })
+    }
+}
+
+/// The shared key. What is there is not repeated: it may be most of one.
+fn preshared_key(settings: &Value) -> Result<Option<PresharedKey>, NetworkConfigError> {
+    match member(settings, "PSK") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(other) => other.as_str().unwrap_or_default().parse().map(Some).map_err(|error| {
+            NetworkConfigError::Invalid(format!(
+                "Backend.PSK in the network configuration can't be used: {error}"
+            ))
+        }),
+    }
+}
+
 /// The extension backend's own keys: commands, not given where empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExtensionBackendConfig {
@@ -102,7 +177,11 @@ impl fmt::Display for CommandLine {
 pub fn shown(settings: &Value) -> Value {
     let mut shown = settings.clone();
     for (name, value) in shown.as_object_mut().into_iter().flatten() {
-        if let Some(text) = value.as_str().filter(|_| name.to_lowercase().ends_with("command")) {
+        if name.eq_ignore_ascii_case("PSK") {
+            *value = "***".into();
+        } else if let Some(text) =
+            value.as_str().filter(|_| name.to_lowercase().ends_with("command"))
+        {
             *value = CommandLine(text.to_owned()).to_string().into();
         }
     }
@@ -193,6 +272,48 @@ mod tests {
         ] {
             let error = VxlanBackendConfig::parse(&bad).unwrap_err().to_string();
             assert!(error.contains("Backend."), "{bad} is refused without its key: {error}");
+        }
+    }
+
+    #[test]
+    fn a_wireguard_object_has_flannels_keys_and_defaults() {
+        let of = WireguardBackendConfig::parse;
+        let plain = of(&json!({"Type": "wireguard", "PSK": "", "Mode": null})).unwrap();
+        let expected = WireguardBackendConfig {
+            port: 51820,
+            port_v6: 51821,
+            preshared_key: None,
+            mtu_bytes: None,
+            mode: WireguardMode::Separate,
+            keepalive_seconds: 0,
+        };
+        assert_eq!(plain, expected);
+        let psk = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
+        let given = json!({
+            "listenport": 1, "ListenPortV6": 2, "psk": psk, "MTU": 1400, "Mode": "auto",
+            "persistentKeepaliveInterval": 25,
+        });
+        let expected = WireguardBackendConfig {
+            port: 1,
+            port_v6: 2,
+            preshared_key: psk.parse().ok(),
+            mtu_bytes: Some(1400),
+            mode: WireguardMode::Auto,
+            keepalive_seconds: 25,
+        };
+        assert_eq!(of(&given).unwrap(), expected);
+        assert!(!shown(&given).to_string().contains("dwdt"));
+        assert!(!format!("{expected:?}").contains("dwdt"));
+        for (bad, words) in [
+            (json!({"PSK": &psk[1..]}), "Backend.PSK"),
+            (json!({"PSK": 7}), "Backend.PSK"),
+            (json!({"Mode": "Auto"}), "Backend.Mode"),
+            (json!({"ListenPort": 0}), "Backend.ListenPort"),
+            (json!({"MTU": 147}), "Backend.MTU"),
+            (json!({"PersistentKeepaliveInterval": "25s"}), "Backend.PersistentKeepaliveInterval"),
+        ] {
+            let error = of(&bad).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("wdtC"), "{error}");
         }
     }
 

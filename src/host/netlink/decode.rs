@@ -59,6 +59,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         mac: mac.flatten(),
         vxlan: is(InfoKind::Vxlan).then(|| vxlan(infos)),
         ipip: is(InfoKind::IpIp).then(|| ipip(infos)),
+        is_wireguard: is(InfoKind::Wireguard),
         veth_peer: linked.filter(|_| is(InfoKind::Veth)),
         alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })

@@ -10,7 +10,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, CacheInfo};
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute,
 };
-use rtnetlink::{LinkIpIp, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
+use rtnetlink::{LinkIpIp, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, LinkWireguard};
 
 use super::exchange::request_now;
 use super::{Result, add, address_message, set_link};
@@ -43,6 +43,12 @@ pub async fn add_vxlan(name: &str, vxlan: &Vxlan, mac: MacAddress, mtu_bytes: u3
 pub async fn add_ipip(name: &str, local: Ipv4Addr, mtu_bytes: u32) -> Result {
     let message = LinkIpIp::new(name).local(local).pmtudisc(false).mtu(mtu_bytes).build();
     add(format!("make the ipip device {name}"), RouteNetlinkMessage::NewLink(message)).await
+}
+
+/// Makes a WireGuard device, switched off, without keys and peers.
+pub async fn add_wireguard(name: &str, mtu_bytes: u32) -> Result {
+    let request = RouteNetlinkMessage::NewLink(LinkWireguard::new(name).mtu(mtu_bytes).build());
+    add(format!("make the wireguard device {name}"), request).await
 }
 
 /// Makes a pair, switched off, each end with so many queues each way.

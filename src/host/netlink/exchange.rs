@@ -5,14 +5,15 @@ use std::io;
 use std::time::Duration;
 
 use rtnetlink::packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkMessage,
-    NetlinkPayload,
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkDeserializable,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, Socket, SocketAddr, TokioSocket};
 use rustix::io::Errno;
 use tokio::time::timeout;
+use zeroize::Zeroizing;
 
 /// The kernel answers a request inside the send call unless another process holds the routing
 /// lock; the longest holders seen in practice (mass deletion of links) stay below a few seconds.
@@ -68,6 +69,16 @@ impl NetlinkError {
         self.errno().is_some_and(|errno| gone.contains(&errno))
     }
 
+    /// Whether the kernel has nothing of this kind, as without a module of it.
+    pub fn is_unsupported(&self) -> bool {
+        self.errno() == Some(Errno::OPNOTSUPP)
+    }
+
+    /// Whether another program has the port.
+    pub fn is_address_in_use(&self) -> bool {
+        self.errno() == Some(Errno::ADDRINUSE)
+    }
+
     /// The kernel said no to `operation`, for the reason that follows.
     pub(super) fn refused(operation: &str) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.to_owned();
@@ -90,6 +101,17 @@ pub fn unless_gone(outcome: Result) -> Result {
     outcome.or_else(|error| if error.is_already_gone() { Ok(()) } else { Err(error) })
 }
 
+/// What is asked and answered, of one protocol.
+pub(super) trait Message:
+    NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<Self>> + Clone
+{
+}
+
+impl<M> Message for M where
+    M: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<Self>> + Clone
+{
+}
+
 /// A socket for one request.
 pub(super) fn socket() -> io::Result<TokioSocket> {
     socket_of(NETLINK_ROUTE)
@@ -103,12 +125,12 @@ pub(super) fn socket_of(protocol: isize) -> io::Result<TokioSocket> {
 }
 
 /// Lists by `request` what is `wanted` by the bytes of its message. Takes no memory for others.
-pub(super) async fn list(
+pub(super) async fn list<M: Message>(
     operation: &str,
     socket: impl Fn() -> io::Result<TokioSocket>,
-    request: RouteNetlinkMessage,
+    request: M,
     wanted: impl Fn(&[u8]) -> bool,
-) -> Result<Vec<RouteNetlinkMessage>> {
+) -> Result<Vec<M>> {
     for _ in 0..LISTING_ATTEMPTS_MAX {
         let listing = answer(operation, socket(), request.clone(), NLM_F_DUMP, &wanted);
         let (messages, is_interrupted) = listing.await?;
@@ -121,13 +143,13 @@ pub(super) async fn list(
 
 /// Makes a request; gives those messages of the answer that are `wanted`, and whether a change may
 /// have hidden some.
-pub(super) async fn answer(
+pub(super) async fn answer<M: Message>(
     operation: &str,
     socket: io::Result<TokioSocket>,
-    request: RouteNetlinkMessage,
+    request: M,
     flags: u16,
     wanted: impl Fn(&[u8]) -> bool,
-) -> Result<(Vec<RouteNetlinkMessage>, bool)> {
+) -> Result<(Vec<M>, bool)> {
     let (mut messages, mut is_interrupted) = (Vec::new(), false);
     let take = |message: &[u8]| {
         is_interrupted |= number(message, FLAGS_AT).is_some_and(|it| it & NLM_F_DUMP_INTR != 0);
@@ -188,11 +210,12 @@ pub(super) fn request_now(request: RouteNetlinkMessage, flags: u16) -> io::Resul
 }
 
 /// `request` as the kernel reads it.
-pub(super) fn serialized(request: RouteNetlinkMessage, flags: u16) -> Vec<u8> {
+pub(super) fn serialized<M: Message>(request: M, flags: u16) -> Zeroizing<Vec<u8>> {
     let mut message = NetlinkMessage::from(request);
     message.header.flags = NLM_F_REQUEST | flags;
     message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
+    // There may be keys in it.
+    let mut bytes = Zeroizing::new(vec![0; message.buffer_len()]);
     message.serialize(&mut bytes);
     bytes
 }

@@ -99,7 +99,7 @@ mod tests {
         route.header.table = table;
         let make =
             if is_new { RouteNetlinkMessage::NewRoute } else { RouteNetlinkMessage::DelRoute };
-        serialized(make(route), 0)
+        serialized(make(route), 0).to_vec()
     }
 
     fn check<A: KernelFamily, Other: KernelFamily>(destination: Prefix<A>) {

@@ -14,6 +14,7 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         mac: None,
         vxlan: None,
         ipip: None,
+        is_wireguard: false,
         veth_peer: None,
         is_bridge: false,
         has_xdp: false,

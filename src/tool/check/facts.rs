@@ -367,7 +367,7 @@ impl Facts {
     pub(super) fn tunnel_address(&self) -> Option<IpAddr> {
         match self.status()?.tunnel? {
             TunnelEnd::Udp(address) => Some(address.ip()),
-            TunnelEnd::Vxlan { .. } => None,
+            TunnelEnd::Vxlan { .. } | TunnelEnd::Wireguard { .. } => None,
         }
     }
 

@@ -283,6 +283,7 @@ pub(super) mod tests {
             mac: None,
             vxlan: None,
             ipip: None,
+            is_wireguard: false,
             veth_peer: None,
             alias: None,
         };

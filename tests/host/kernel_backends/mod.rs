@@ -16,6 +16,7 @@ mod on_etcd;
 mod restart;
 mod tables;
 mod tunnel_families;
+mod wireguard;
 pub(crate) mod without_ipv4;
 
 use std::path::Path;

@@ -8,13 +8,14 @@ use serde_json::{Value, json};
 use crate::deploy::manifest::{Objects, arguments, mounts_have_volumes, objects, parsed};
 use crate::deploy::{deploy, text, tool};
 
-/// The values of flannel's charts, 0.26 to 0.28.9, that set something on Linux. Those of WireGuard
-/// and of Windows are refused: weft has neither.
+/// The values of flannel's charts, 0.26 to 0.28.9, that set something on Linux. Those of Windows
+/// are refused: weft has none.
 const FLANNELS: &[&str] = &[
     "flannel.GBP",
     "flannel.args",
     "flannel.backend",
     "flannel.backendPort",
+    "flannel.backendPortv6",
     "flannel.cniBinDir",
     "flannel.cniConf",
     "flannel.cniConfDir",
@@ -35,8 +36,10 @@ const FLANNELS: &[&str] = &[
     "flannel.image.tag",
     "flannel.image_cni.repository",
     "flannel.image_cni.tag",
+    "flannel.keepaliveInterval",
     "flannel.mtu",
     "flannel.nodeSelector",
+    "flannel.psk",
     "flannel.rbac.annotations",
     "flannel.rbac.clusterRole.annotations",
     "flannel.rbac.clusterRole.labels",
@@ -49,6 +52,7 @@ const FLANNELS: &[&str] = &[
     "flannel.serviceAccount.labels",
     "flannel.skipCNIConfigInstallation",
     "flannel.tolerations",
+    "flannel.tunnelMode",
     "flannel.vni",
     "global.commonAnnotations",
     "global.commonLabels",
@@ -203,8 +207,27 @@ fn the_network_configuration_follows_the_values() {
     let ipip = network(&rendered(&["flannel.backend=ipip", "flannel.directRouting=true"]));
     assert_eq!(ipip["Backend"], json!({ "Type": "ipip", "DirectRouting": true }));
     assert_eq!(network(&rendered(&["podCidr=10.1.0.0/16"]))["Network"], "10.1.0.0/16");
-    let complaint = template(&["flannel.backend=wireguard"]).unwrap_err();
-    assert!(complaint.contains("flannel.backend is wireguard"), "{complaint}");
+    let wireguard = [
+        "flannel.backend=wireguard",
+        "flannel.backendPort=7",
+        "flannel.backendPortv6=8",
+        "flannel.psk=dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=",
+        "flannel.tunnelMode=auto",
+        "flannel.keepaliveInterval=25",
+        "flannel.mtu=1400",
+    ];
+    let backend = json!({
+        "Type": "wireguard",
+        "ListenPort": 7,
+        "ListenPortV6": 8,
+        "PSK": "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=",
+        "Mode": "auto",
+        "PersistentKeepaliveInterval": 25,
+        "MTU": 1400,
+    });
+    assert_eq!(network(&rendered(&wireguard))["Backend"], backend);
+    let plain = network(&rendered(&["flannel.backend=wireguard"]));
+    assert_eq!(plain["Backend"], json!({ "Type": "wireguard" }));
 }
 
 #[test]
@@ -328,10 +351,10 @@ fn a_misspelt_value_is_refused() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     for (value, complaint) in [
-        ("flannel.psk=key", "flannel.psk: it is for the backend wireguard"),
-        ("flannel.tunnelMode=separate", "flannel.tunnelMode: it is for the backend wireguard"),
-        ("flannel.keepaliveInterval=5", "flannel.keepaliveInterval: it is for the backend"),
-        ("flannel.backendPortv6=51821", "flannel.backendPortv6: it is for the backend wireguard"),
+        ("flannel.psk=key", "flannel.psk is for the backend wireguard"),
+        ("flannel.tunnelMode=separate", "flannel.tunnelMode is for the backend wireguard"),
+        ("flannel.keepaliveInterval=5", "flannel.keepaliveInterval is for the backend"),
+        ("flannel.backendPortv6=51821", "flannel.backendPortv6 is for the backend wireguard"),
         ("flannel.macPrefix=0E-2A", "flannel.macPrefix: it is for nodes with Windows"),
         ("flannel.backend=ipsec", "flannel.backend is ipsec"),
         ("podCidr=", "podCidr and podCidrv6 are empty"),

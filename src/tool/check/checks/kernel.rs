@@ -12,6 +12,7 @@ use super::routes::strangers;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::host::netlink::policies::{Decision, Policy};
 use crate::route::Prefix;
+use crate::status::TunnelEnd;
 use crate::tool::explain::{FORWARDS_NOTHING, ToldFamily as _};
 
 /// Of a setting below `/proc/sys`.
@@ -146,9 +147,12 @@ fn hosts_pass(facts: &Facts, hooks: &[Hook]) -> Checked {
 /// Datagrams of anybody, or those of one of the peers, for a list may have some of them.
 fn datagrams_pass<A: CheckedFamily>(facts: &Facts, hooks: &[Hook]) -> Checked {
     let (known, chains) = (A::facts(facts), A::facts(facts).chains()?);
-    let port = facts.port().ok_or("the port is not known yet")?;
+    let of_v6 = facts.status().and_then(|it| it.tunnel).map(TunnelEnd::ipv6_port);
+    let port = of_v6.filter(|_| A::BITS == 128).or_else(|| facts.port());
+    let port = port.ok_or("the port is not known yet")?;
     // VXLAN's tells flows apart, and none is known.
-    let source_port = facts.backend().filter(|kind| *kind == BackendKind::Udp).map(|_| port);
+    let is_from_port = |kind: &BackendKind| *kind != BackendKind::Vxlan;
+    let source_port = facts.backend().filter(is_from_port).map(|_| port);
     let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let mut peers = known.ways.iter().filter_map(|way| Prefix::new(way.host, A::BITS));
     let own = facts.own_address().and_then(|own| Prefix::new(own, A::BITS));

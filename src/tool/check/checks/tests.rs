@@ -45,6 +45,9 @@ fn status(kind: BackendKind) -> Status {
             (Some("flannel.1"), Some(TunnelEnd::Vxlan { port: 8472, vni: 1 }), 1450)
         }
         BackendKind::Ipip => (Some("flannel.ipip"), None, 1480),
+        BackendKind::Wireguard => {
+            (Some("flannel-wg"), Some(TunnelEnd::Wireguard { port: 51820, ipv6_port: 51821 }), 1420)
+        }
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => (None, None, 1500),
     };
     let counts = Direction { packets_received: 1000, ..Direction::default() };
@@ -90,6 +93,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         mac: None,
         vxlan: None,
         ipip: None,
+        is_wireguard: false,
         veth_peer: None,
         is_bridge: false,
         has_xdp: false,
@@ -150,28 +154,23 @@ fn well(kind: BackendKind) -> Facts {
     let mut links = vec![link(1, "lo", 65536), link(2, "eth0", 1500)];
     let mut routes =
         vec![route("0.0.0.0/0", 2, Some("192.0.2.254")), route("10.5.1.0/24", 4, None)];
-    let mtu = match kind {
-        BackendKind::Udp => {
-            links.push(link(3, "flannel0", 1472));
-            routes.push(route("10.5.0.0/16", 3, None));
-            routes.push(route("10.5.2.0/24", 3, None));
-            1472
-        }
-        BackendKind::Vxlan => {
-            links.push(vxlan(3, 1450));
-            routes.push(route("10.5.2.0/24", 3, Some("10.5.2.0")));
-            1450
-        }
-        BackendKind::Ipip => {
-            links.push(ipip(3, 1480));
-            routes.push(route("10.5.2.0/24", 3, Some("192.0.2.2")));
-            1480
+    let (device, to, via, mtu) = match kind {
+        BackendKind::Udp => (Some(link(3, "flannel0", 1472)), "10.5.2.0/24", None, 1472),
+        BackendKind::Vxlan => (Some(vxlan(3, 1450)), "10.5.2.0/24", Some("10.5.2.0"), 1450),
+        BackendKind::Ipip => (Some(ipip(3, 1480)), "10.5.2.0/24", Some("192.0.2.2"), 1480),
+        BackendKind::Wireguard => {
+            let device = Link { is_wireguard: true, ..link(3, "flannel-wg", 1420) };
+            (Some(device), "10.5.0.0/16", None, 1420)
         }
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => {
-            routes.push(route("10.5.2.0/24", 2, Some("192.0.2.2")));
-            1500
+            (None, "10.5.2.0/24", Some("192.0.2.2"), 1500)
         }
     };
+    if kind == BackendKind::Udp {
+        routes.push(route("10.5.0.0/16", 3, None));
+    }
+    routes.push(route(to, if device.is_some() { 3 } else { 2 }, via));
+    links.extend(device);
     links.push(link(4, "cni0", mtu));
     let addresses = vec![address(2, "192.0.2.1"), address(4, "10.5.1.1")];
     let sysctls = [

@@ -1,0 +1,292 @@
+//! The wireguard backend: its lease, its devices with their routes, and the peers in them. The
+//! devices go on without weftd.
+
+pub(super) mod data;
+pub(super) mod device;
+mod health;
+pub(super) mod key_file;
+mod peers;
+mod tunnel;
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::backend::error::StartResult;
+use crate::backend::family::CarriedFamily;
+use crate::backend::setup::{Setup, addresses};
+use crate::backend::status::{PeerHosts, Reporter};
+use crate::backend_kind::BackendKind;
+use crate::config::network::WireguardBackendConfig;
+use crate::control::changes::next_value;
+use crate::control::lease::{Lease, LeaseAttributes, Peers};
+use crate::control::status::ControlStatus;
+use crate::failure::{LogOnce, with_causes};
+use crate::host::follower::{Following, HostFollower};
+use crate::host::interface::ExternalInterface;
+use crate::host::listing::Listing;
+use crate::host::mtu::no_room;
+use crate::route::{Families, Prefixes};
+use crate::status::TunnelEnd;
+use crate::wireguard::keys::PrivateKey;
+
+use self::data::data;
+use self::device::{Plan, WireguardDevice, WireguardError, is_too_narrow, plans};
+use self::health::{Followed, WireguardHealth};
+use self::tunnel::{Goal, Made, Tunnel};
+
+pub(super) use self::device::remove_others;
+
+const KIND: BackendKind = BackendKind::Wireguard;
+
+/// The longest time between two comparisons: the kernel reports no change of peers.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// What a start has got.
+#[derive(Debug)]
+pub(super) struct WireguardReserved {
+    settings: WireguardBackendConfig,
+    key: PrivateKey,
+    device: WireguardDevice,
+    /// The devices that it has.
+    pub(super) plans: Vec<Plan>,
+}
+
+/// Reads or makes the key, and the devices: what the kernel lacks, or another program has, is known
+/// before anything is leased.
+pub(super) async fn prepare(
+    settings: &WireguardBackendConfig,
+    external: &ExternalInterface,
+    key_file: &Path,
+) -> StartResult<(LeaseAttributes, WireguardReserved)> {
+    let mtu_bytes = device::mtu_bytes(settings, external);
+    has_room::<Ipv4Addr>(settings, external, mtu_bytes)?;
+    has_room::<Ipv6Addr>(settings, external, mtu_bytes)?;
+    let (key, device) = (key_file::read_or_make(key_file)?, WireguardDevice::Kernel);
+    let families = Families::new(external.v4().map(drop), external.v6().map(drop));
+    let plans = plans(settings, families.unwrap_or_default());
+    for plan in &plans {
+        device.ensure(plan, &key, mtu_bytes).await?;
+    }
+    if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
+        let (name, most) = (&external.name, external.mtu_bytes);
+        warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
+    }
+    // Where one device carries both families, peers reach it by one port.
+    let port_of = |of_family: fn(&Plan) -> bool| {
+        plans.iter().find(|plan| of_family(plan)).map(|plan| data(key.public(), plan.port))
+    };
+    let attributes = LeaseAttributes {
+        backend_data: port_of(|plan| plan.families.v4().is_some()),
+        backend_v6_data: port_of(|plan| plan.families.v6().is_some()),
+        ..addresses(KIND, external)
+    };
+    Ok((attributes, WireguardReserved { settings: settings.clone(), key, device, plans }))
+}
+
+fn has_room<A: CarriedFamily>(
+    settings: &WireguardBackendConfig,
+    external: &ExternalInterface,
+    mtu_bytes: u32,
+) -> StartResult {
+    if A::own(external).is_none() || !is_too_narrow::<A>(mtu_bytes) {
+        return Ok(());
+    }
+    let what = match settings.mtu_bytes.filter(|bytes| *bytes < external.mtu_bytes) {
+        Some(bytes) => format!("Backend.MTU is {bytes}"),
+        None => format!("the external interface has MTU {}", external.mtu_bytes),
+    };
+    Err(no_room::<A>(&what, WireguardBackendConfig::OVERHEAD_BYTES).into())
+}
+
+/// A running backend.
+pub struct WireguardBackend {
+    settings: WireguardBackendConfig,
+    host: HostFollower,
+    tunnels: Vec<Tunnel>,
+    control: Arc<ControlStatus>,
+    pub(super) reporter: Reporter,
+    health: WireguardHealth,
+    logged: BTreeMap<&'static str, LogOnce>,
+}
+
+impl WireguardBackend {
+    /// Goes on with the devices.
+    pub(super) async fn start(setup: &Setup, reserved: WireguardReserved) -> StartResult<Self> {
+        let WireguardReserved { settings, key, device, plans } = reserved;
+        let networks_v6 = setup.networks_v6();
+        let following = setup.following(setup.networks_v4(), PERIOD);
+        let host = HostFollower::new(Following { networks_v6, ..following })?;
+        let families = setup.subnets.families();
+        let names: Vec<_> = plans.iter().map(|plan| plan.name).collect();
+        let port = plans.first().map_or(settings.port, |plan| plan.port);
+        let health = WireguardHealth::open(device, families, port, names);
+        let tunnels = plans.into_iter().map(|plan| Tunnel::new(setup, plan, device, key.clone()));
+        let mut reporter = Reporter::new(setup);
+        reporter.reachability = health.health.view();
+        let (control, logged) = (Arc::clone(&setup.control), BTreeMap::new());
+        let tunnels = tunnels.collect();
+        let mut backend = Self { settings, host, tunnels, control, reporter, health, logged };
+        let listing = backend.host.list().await?;
+        let (_, failed) = backend.reconcile(listing, None).await;
+        failed.map_or(Ok(()), Err)?;
+        info!("{}", backend.report_external());
+        Ok(backend)
+    }
+
+    /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
+    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        let (mut peers, wireguard) = (None, self.reporter.wireguard.clone());
+        let tell = move |states| drop(wireguard.send_replace(states));
+        loop {
+            let listing = tokio::select! {
+                listing = self.host.next() => listing,
+                never = self.health.run(&tell) => match never {},
+                changed = next_value(&mut leases) => {
+                    peers = Some(changed);
+                    self.host.look_now();
+                    continue;
+                }
+            };
+            let (is_complete, failed) = self.reconcile(listing, peers.as_deref()).await;
+            if let Some(error) = failed {
+                self.reporter.count(|done| done.failures += 1);
+                self.log("device", &format!("{}; retrying", with_causes(&error)));
+            }
+            self.host.finish(is_complete);
+        }
+    }
+
+    /// Has no device outlive weftd: its subnet is lost, and peers may have another node there.
+    pub(super) fn let_go(&mut self) {
+        for tunnel in &self.tunnels {
+            tunnel.remove_now();
+        }
+    }
+
+    /// Compares and edits; whether everything is in place, and why a device is not. `peers` are
+    /// missing before the first listing of leases. What goes wrong with one device costs the other
+    /// nothing.
+    async fn reconcile(
+        &mut self,
+        mut listing: Listing,
+        peers: Option<&Peers>,
+    ) -> (bool, Option<WireguardError>) {
+        if self.host.is_briefly_away() {
+            return (false, None);
+        }
+        let leases: Option<Vec<_>> =
+            peers.map(|peers| self.reporter.of_kind(peers, KIND).collect());
+        let goal = Goal {
+            leases: leases.as_deref(),
+            settings: &self.settings,
+            // Not while the peers are from the cache, which may be older than what the kernel has.
+            removes: self.control.read().cached_as_of_unix.is_none(),
+        };
+        let (mut all, mut failed, mut is_main_up) = (Made::default(), None, true);
+        for (number, tunnel) in self.tunnels.iter_mut().enumerate() {
+            match tunnel.reconcile(goal, &self.host, &mut listing).await {
+                Ok(made) => all.join(made),
+                Err(error) => {
+                    all.not_set_up.extend(tunnel.carried(leases.iter().flatten().copied()));
+                    is_main_up &= number > 0;
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        self.report_external();
+        self.tell(&all);
+        let lost = self.host.lost_address().cloned().or_else(|| self.host.lost_v6_address());
+        let wrong = lost.or_else(|| failed.as_ref().map(|error| with_causes(error)));
+        self.reporter.state(|state| (state.is_up, state.wrong) = (is_main_up, wrong));
+        if let Some(leases) = leases {
+            self.follow_peers(&leases, &all);
+        }
+        (failed.is_none() && all.refused.is_empty(), failed)
+    }
+
+    /// Reports the peers as they are now.
+    fn follow_peers(&mut self, leases: &[&Lease], made: &Made) {
+        let (mut hosts, mut followed) = (PeerHosts::new(), BTreeMap::<Prefixes, Followed>::new());
+        for (peer, interface) in &made.peers {
+            let (host, allowed) = (peer.host, peer.config.allowed);
+            hosts.extend(allowed.v4().map(|subnet| (subnet.into(), host)));
+            hosts.extend(allowed.v6().map(|subnet| (subnet.into(), host)));
+            let subnet = allowed.first();
+            let public_key = peer.config.public_key;
+            let it = Followed { host, public_key, subnet, interface: *interface };
+            // Of a peer of two devices the way of IPv4 is asked for, which comes first.
+            followed.entry(peer.subnets).or_insert(it);
+        }
+        let external = self.host.external();
+        let (v4, v6) = (Ipv4Addr::own(external), Ipv6Addr::own(external));
+        let own = v4.map(IpAddr::from).into_iter().chain(v6.map(IpAddr::from));
+        let own = own.chain(self.tunnels.iter().flat_map(Tunnel::addresses)).collect();
+        self.health.follow(followed.into_values().collect(), own, external.index);
+        let is_set_up = |lease: &&&Lease| hosts.contains_key(&lease.subnets.first());
+        let done = leases.iter().filter(is_set_up).count();
+        self.reporter.hosts(hosts, done, made.not_set_up.len());
+    }
+
+    /// Counts and logs what came of a comparison.
+    fn tell(&mut self, made: &Made) {
+        let Made { repaired, refused, unusable, .. } = made;
+        self.reporter.count(|done| {
+            done.repairs += repaired.len() as u64;
+            done.failures += refused.len() as u64;
+        });
+        self.reporter.state(|state| {
+            state.done.leases_unusable = unusable.len() as u64;
+            state.unusable = Arc::new(unusable.clone());
+        });
+        if let Some(first) = unusable.values().next() {
+            let all = unusable.len();
+            self.log("unusable", &format!("ignored lease {first} ({all} in all)"));
+        }
+        if let Some(first) = repaired.first() {
+            self.log("repaired", &format!("{first} ({} in all)", repaired.len()));
+        }
+        if let Some(first) = refused.first() {
+            let text = format!("{} ({} in all); retrying", with_causes(first), refused.len());
+            self.log("refused", &text);
+        }
+    }
+
+    /// Logs something about `subject` when it is new, and once a minute while it lasts.
+    fn log(&mut self, subject: &'static str, text: &str) {
+        self.logged.entry(subject).or_default().once(text, |text| warn!("{text}"));
+    }
+
+    /// Reports the interface, and gives the backend in one line.
+    fn report_external(&self) -> String {
+        let external = self.host.external();
+        let mtu_bytes = device::mtu_bytes(&self.settings, external);
+        let tunnels = self.tunnels.iter().map(|tunnel| tunnel.describe(mtu_bytes));
+        let shared = if self.settings.preshared_key.is_some() { ", with a PSK" } else { "" };
+        let description =
+            format!("{} over {}{shared}", tunnels.collect::<Vec<_>>().join("; "), external.name);
+        self.reporter.follow(external, mtu_bytes);
+        let [first, last] = [self.tunnels.first(), self.tunnels.last()];
+        let [first, last] = [first, last].map(|tunnel| tunnel.map(|tunnel| tunnel.plan));
+        self.reporter.state(|state| {
+            state.description.clone_from(&description);
+            let end = |(v4, v6): (Plan, Plan)| (v4.port, v6.port);
+            state.tunnel = first
+                .zip(last)
+                .map(end)
+                .map(|(port, ipv6_port)| TunnelEnd::Wireguard { port, ipv6_port });
+            // One that carries IPv4 as well is not IPv6's own.
+            let v4 = first.filter(|plan| plan.families.v4().is_some());
+            let v6 = last.filter(|plan| plan.families.v4().is_none());
+            state.device = v4.map(|plan| plan.name.to_owned());
+            state.device_v6 = v6.map(|plan| plan.name.to_owned());
+        });
+        description
+    }
+}
