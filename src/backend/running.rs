@@ -77,7 +77,8 @@ impl BackendSettings {
             }
             Self::Wireguard(settings) => {
                 let key_file = claim.wireguard_key_file;
-                let (attributes, it) = wireguard::prepare(settings, external, key_file).await?;
+                let (attributes, it) =
+                    wireguard::prepare(settings, external, key_file, claim.dataplane).await?;
                 (attributes, Reserved::Wireguard(Box::new(it)))
             }
             Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
@@ -113,8 +114,15 @@ impl Prepared {
         let networks: Vec<_> =
             std::iter::once(setup.networks).chain(setup.former_networks).collect();
         wireguard::remove_others(devices, &networks).await?;
-        if !is_udp {
-            setup.handover.offer(Offered::Place);
+        match &self.reserved {
+            Reserved::Udp(_) => {}
+            // The next one can't have its port and its device before this one has ended.
+            Reserved::Wireguard(reserved) if reserved.is_in_userspace() => {
+                setup.handover.offer(Offered::Nothing);
+            }
+            Reserved::Wireguard(_) | Reserved::Kernel(_) | Reserved::Extension(_) => {
+                setup.handover.offer(Offered::Place);
+            }
         }
         Ok(match self.reserved {
             Reserved::Udp(reserved) => {
@@ -148,9 +156,9 @@ impl Backend {
     pub fn view(&self) -> View {
         match self {
             Self::Udp(backend) => backend.view(),
-            Self::Kernel(backend) => backend.reporter.view(None),
-            Self::Wireguard(backend) => backend.reporter.view(None),
-            Self::Extension(backend) => backend.reporter.view(None),
+            Self::Kernel(backend) => backend.reporter.view(Vec::new(), None),
+            Self::Wireguard(backend) => backend.view(),
+            Self::Extension(backend) => backend.reporter.view(Vec::new(), None),
         }
     }
 

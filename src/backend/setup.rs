@@ -13,7 +13,9 @@ use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfig, NetworkConfigError, UdpBackendConfig,
     VxlanBackendConfig, WireguardBackendConfig, flag,
 };
-use crate::config::options::{DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions};
+use crate::config::options::{
+    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WireguardChoice,
+};
 use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
@@ -143,18 +145,26 @@ impl BackendSettings {
 
 /// Warns of flags for workers where there are none.
 pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
-    let DataplaneOptions { engine, workers, fast_path, offload, .. } = given;
+    /// So many of the flags, which come first, are for WireGuard's workers, too.
+    const OF_ANY_WORKERS: usize = 4;
+    let DataplaneOptions { engine, workers, fast_path, offload, wireguard, .. } = given;
     let given = [
         ("--engine", engine != EngineChoice::Auto),
         ("--workers", workers.is_some()),
         ("--worker-priority", given.workers_are_ordinary),
-        ("--source-ports", given.has_one_source_port),
         ("--offload", !offload.automatic),
+        ("--source-ports", given.has_one_source_port),
         ("--fast-path", fast_path == FastPathChoice::On),
         ("--peer-check", given.is_peer_check_strict),
     ];
-    for (flag, _) in given.iter().filter(|(_, is_given)| *is_given) {
-        warn!("{flag} has no effect: the {kind} backend has no workers");
+    // With wireguard it may come to pass that there are workers.
+    let may_be_workers = kind == BackendKind::Wireguard && wireguard != WireguardChoice::Kernel;
+    let of_workers = if may_be_workers { &given[OF_ANY_WORKERS..] } else { &given[..] };
+    for (flag, _) in of_workers.iter().filter(|(_, is_given)| *is_given) {
+        warn!("{flag} has no effect: the {kind} backend has no workers for it");
+    }
+    if kind != BackendKind::Wireguard && wireguard != WireguardChoice::Auto {
+        warn!("--wireguard has no effect: the backend is {kind}");
     }
 }
 

@@ -65,11 +65,9 @@ pub type WireguardPeers = BTreeMap<Prefixes, PeerState>;
 /// Why leases can't be set up, in whole or in one family.
 pub type Unusable = BTreeMap<Prefixes, String>;
 
-/// weftd's own workers, where they carry the packets.
+/// The udp backend's plane.
 #[derive(Debug, Clone)]
-pub struct Workers {
-    /// The counters of each; they outlive a rebuilt device.
-    pub stats: Vec<Arc<WorkerStats>>,
+pub struct UdpPlane {
     /// Where routes are published.
     pub routes: Published,
     /// Whether the kernel's programs carry packets beside them; what they took is in `taken`.
@@ -172,8 +170,11 @@ pub struct View {
     pub reachability: watch::Receiver<Arc<Reachability>>,
     /// What WireGuard knows of them, where it carries the packets.
     pub wireguard: watch::Receiver<Arc<WireguardPeers>>,
-    /// Who carries the packets, if it is not the kernel or whatever commands have set up.
-    pub workers: Option<Workers>,
+    /// The counters of weftd's own workers, where they carry the packets; they outlive a rebuilt
+    /// device.
+    pub workers: Vec<Arc<WorkerStats>>,
+    /// What else there is with udp.
+    pub udp: Option<UdpPlane>,
 }
 
 /// The sending ends.
@@ -210,10 +211,10 @@ impl Reporter {
         }
     }
 
-    pub(super) fn view(&self, workers: Option<Workers>) -> View {
+    pub(super) fn view(&self, workers: Vec<Arc<WorkerStats>>, udp: Option<UdpPlane>) -> View {
         let (state, attributes) = (self.state.subscribe(), self.attributes.subscribe());
         let (reachability, wireguard) = (self.reachability.clone(), self.wireguard.subscribe());
-        View { state, attributes, reachability, wireguard, workers }
+        View { state, attributes, reachability, wireguard, workers, udp }
     }
 
     /// Changes the state, and wakes its readers only if it differs.

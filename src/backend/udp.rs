@@ -11,7 +11,6 @@ mod paths;
 mod peers;
 mod prober;
 mod source_ports;
-mod team;
 mod tun_device;
 mod tunnel;
 mod unresolved;

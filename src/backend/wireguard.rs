@@ -3,10 +3,14 @@
 
 pub(super) mod data;
 pub(super) mod device;
+mod handshakes;
 mod health;
 pub(super) mod key_file;
 mod peers;
+mod plan;
 mod tunnel;
+mod uapi;
+mod userspace;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -21,7 +25,7 @@ use tracing::{info, warn};
 use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
 use crate::backend::setup::{Setup, addresses};
-use crate::backend::status::{PeerHosts, Reporter};
+use crate::backend::status::{PeerHosts, Reporter, View};
 use crate::backend_kind::BackendKind;
 use crate::config::network::WireguardBackendConfig;
 use crate::control::changes::next_value;
@@ -37,9 +41,12 @@ use crate::status::TunnelEnd;
 use crate::wireguard::keys::PrivateKey;
 
 use self::data::data;
-use self::device::{Plan, WireguardDevice, WireguardError, is_too_narrow, plans};
+use self::device::{WireguardDevice, WireguardError};
 use self::health::{Followed, WireguardHealth};
+use self::plan::{Plan, is_too_narrow, plans};
 use self::tunnel::{Goal, Made, Tunnel};
+use self::userspace::{Uapis, Userspace};
+use crate::config::options::{DataplaneOptions, WireguardChoice};
 
 pub(super) use self::device::remove_others;
 
@@ -64,15 +71,30 @@ pub(super) async fn prepare(
     settings: &WireguardBackendConfig,
     external: &ExternalInterface,
     key_file: &Path,
+    dataplane: DataplaneOptions,
 ) -> StartResult<(LeaseAttributes, WireguardReserved)> {
-    let mtu_bytes = device::mtu_bytes(settings, external);
+    let mtu_bytes = plan::mtu_bytes(settings, external);
     has_room::<Ipv4Addr>(settings, external, mtu_bytes)?;
     has_room::<Ipv6Addr>(settings, external, mtu_bytes)?;
-    let (key, device) = (key_file::read_or_make(key_file)?, WireguardDevice::Kernel);
+    let key = key_file::read_or_make(key_file)?;
     let families = Families::new(external.v4().map(drop), external.v6().map(drop));
     let plans = plans(settings, families.unwrap_or_default());
+    let userspace = || WireguardDevice::Userspace(Arc::new(Userspace::new(dataplane)));
+    let mut device = match dataplane.wireguard {
+        WireguardChoice::Auto | WireguardChoice::Kernel => WireguardDevice::Kernel,
+        WireguardChoice::Userspace => userspace(),
+    };
     for plan in &plans {
-        device.ensure(plan, &key, mtu_bytes).await?;
+        match device.ensure(plan, &key, mtu_bytes).await {
+            Err(error @ WireguardError::NoModule(_))
+                if dataplane.wireguard == WireguardChoice::Auto =>
+            {
+                info!("weftd runs WireGuard itself: {}", with_causes(&error));
+                device = userspace();
+                device.ensure(plan, &key, mtu_bytes).await?;
+            }
+            ensured => drop(ensured?),
+        }
     }
     if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
         let (name, most) = (&external.name, external.mtu_bytes);
@@ -105,14 +127,24 @@ fn has_room<A: CarriedFamily>(
     Err(no_room::<A>(&what, WireguardBackendConfig::OVERHEAD_BYTES).into())
 }
 
+impl WireguardReserved {
+    /// Whether this process carries the packets.
+    pub(super) fn is_in_userspace(&self) -> bool {
+        matches!(self.device, WireguardDevice::Userspace(_))
+    }
+}
+
 /// A running backend.
 pub struct WireguardBackend {
     settings: WireguardBackendConfig,
     host: HostFollower,
+    device: WireguardDevice,
     tunnels: Vec<Tunnel>,
     control: Arc<ControlStatus>,
     pub(super) reporter: Reporter,
     health: WireguardHealth,
+    /// By which `wg show` reads devices that run in this process.
+    uapis: Arc<Uapis>,
     logged: BTreeMap<&'static str, LogOnce>,
 }
 
@@ -120,19 +152,23 @@ impl WireguardBackend {
     /// Goes on with the devices.
     pub(super) async fn start(setup: &Setup, reserved: WireguardReserved) -> StartResult<Self> {
         let WireguardReserved { settings, key, device, plans } = reserved;
+        device.begin(setup.networks, setup.subnets);
         let networks_v6 = setup.networks_v6();
         let following = setup.following(setup.networks_v4(), PERIOD);
         let host = HostFollower::new(Following { networks_v6, ..following })?;
         let families = setup.subnets.families();
         let names: Vec<_> = plans.iter().map(|plan| plan.name).collect();
+        let uapis = Arc::new(device.open_uapis(&names));
         let port = plans.first().map_or(settings.port, |plan| plan.port);
-        let health = WireguardHealth::open(device, families, port, names);
-        let tunnels = plans.into_iter().map(|plan| Tunnel::new(setup, plan, device, key.clone()));
+        let health = WireguardHealth::open(device.clone(), families, port, names);
+        let tunnels = plans.into_iter();
+        let tunnels = tunnels.map(|plan| Tunnel::new(setup, plan, device.clone(), key.clone()));
         let mut reporter = Reporter::new(setup);
         reporter.reachability = health.health.view();
         let (control, logged) = (Arc::clone(&setup.control), BTreeMap::new());
         let tunnels = tunnels.collect();
-        let mut backend = Self { settings, host, tunnels, control, reporter, health, logged };
+        let mut backend =
+            Self { settings, host, tunnels, control, reporter, health, uapis, device, logged };
         let listing = backend.host.list().await?;
         let (_, failed) = backend.reconcile(listing, None).await;
         failed.map_or(Ok(()), Err)?;
@@ -140,14 +176,21 @@ impl WireguardBackend {
         Ok(backend)
     }
 
+    pub(super) fn view(&self) -> View {
+        self.reporter.view(self.device.stats(), None)
+    }
+
     /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
         let (mut peers, wireguard) = (None, self.reporter.wireguard.clone());
+        let uapis = Arc::clone(&self.uapis);
+        let mut answers = std::pin::pin!(uapis.serve());
         let tell = move |states| drop(wireguard.send_replace(states));
         loop {
             let listing = tokio::select! {
                 listing = self.host.next() => listing,
                 never = self.health.run(&tell) => match never {},
+                never = &mut answers => match never {},
                 changed = next_value(&mut leases) => {
                     peers = Some(changed);
                     self.host.look_now();
@@ -266,7 +309,7 @@ impl WireguardBackend {
     /// Reports the interface, and gives the backend in one line.
     fn report_external(&self) -> String {
         let external = self.host.external();
-        let mtu_bytes = device::mtu_bytes(&self.settings, external);
+        let mtu_bytes = plan::mtu_bytes(&self.settings, external);
         let tunnels = self.tunnels.iter().map(|tunnel| tunnel.describe(mtu_bytes));
         let shared = if self.settings.preshared_key.is_some() { ", with a PSK" } else { "" };
         let description =
@@ -276,6 +319,7 @@ impl WireguardBackend {
         let [first, last] = [first, last].map(|tunnel| tunnel.map(|tunnel| tunnel.plan));
         self.reporter.state(|state| {
             state.description.clone_from(&description);
+            state.workers = self.device.workers();
             let end = |(v4, v6): (Plan, Plan)| (v4.port, v6.port);
             state.tunnel = first
                 .zip(last)

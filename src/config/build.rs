@@ -18,7 +18,7 @@ use crate::config::kube::{AnnotationPrefix, KubeOptions, environment};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
     InterfaceOptions, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, RuleOptions, StoreOptions,
-    WORKERS_MAX,
+    WORKERS_MAX, WireguardChoice,
 };
 use crate::route::Families;
 use crate::status::Setting;
@@ -70,6 +70,7 @@ pub(super) fn options(
             offload: offload(&flags.offload)?,
             keep_tunnel: flags.keep_tunnel,
             is_peer_check_strict: is_other("--peer-check", &flags.peer_check, ["loose", "strict"])?,
+            wireguard: choice("--wireguard", &flags.wireguard, WireguardChoice::ALL)?,
         },
         wireguard_key_file: variable("WIREGUARD_KEY_FILE")
             .filter(|path| !path.is_empty())

@@ -148,6 +148,9 @@ flags! {
     version "version": Switch = false;
     /// comma-separated pattern=N settings of detail per file (not built)
     vmodule "vmodule": Text = "";
+    /// who runs the devices of the wireguard backend: auto, kernel or userspace; auto is the kernel
+    /// where it can
+    wireguard "wireguard": Text = "auto";
     /// how packet workers get a processor that others keep busy: auto (real time while they sleep
     /// most of the time, where it may be had, else short slices) or ordinary
     worker_priority "worker-priority": Text = "auto";

@@ -201,6 +201,20 @@ pub struct DataplaneOptions {
     /// `--peer-check=strict`: inner sources must be leased, and datagrams come from the public
     /// address of that lease and the tunnel's port.
     pub is_peer_check_strict: bool,
+    /// Who runs WireGuard.
+    pub wireguard: WireguardChoice,
+}
+
+words! {
+    /// Who runs the devices of the wireguard backend.
+    WireguardChoice {
+        /// The kernel, where it can.
+        Auto = "auto",
+        /// The kernel, or no start.
+        Kernel = "kernel",
+        /// weftd's own workers.
+        Userspace = "userspace",
+    }
 }
 
 words! {

@@ -2,7 +2,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::backend::status::Workers;
 use crate::daemon::running::Running;
 use crate::engine;
 use crate::status::{Drops, SCHEMA, Sample, Way};
@@ -21,14 +20,15 @@ pub(super) fn read(running: Option<&Running>, seen: &str) -> Drops {
         drops.error = Some("the dataplane does not run yet".to_owned());
         return drops;
     };
-    let Some(Workers { stats, .. }) = &running.view.workers else {
+    let stats = &running.view.workers;
+    if stats.is_empty() {
         drops.error = Some(format!(
             "with the backend {} the kernel carries the packets, and weftd sees none of them: \
              `ip -statistics link`, and `perf trace -e skb:kfree_skb` for single packets",
             running.kind
         ));
         return drops;
-    };
+    }
     let is_first = seen.is_empty();
     let mut seen = seen.split(',').map(|number| number.parse().unwrap_or(0));
     let now_ns = engine::monotonic_ns();

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
-use crate::backend::status::{Unusable, Workers};
+use crate::backend::status::{UdpPlane, Unusable};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::control::error::field_of;
 use crate::control::lease::{Lease, Lifetime};
@@ -37,8 +37,8 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
     let rows = leases.iter().map(|lease| bare(lease, &control.names, running.kind));
     let mut rows: Vec<_> = rows.collect();
     let reachability = running.view.reachability.borrow().clone();
-    match &running.view.workers {
-        Some(Workers { stats, routes, taken, .. }) => {
+    match &running.view.udp {
+        Some(UdpPlane { routes, taken, .. }) => {
             let (table, spread) = (routes.table.load(), routes.spread.load());
             let reached = |peer: &route::Peer| (peer.address, peer.subnets);
             let plane = running.view.state.borrow().clone();
@@ -61,7 +61,7 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
                     let of_v6 = subnets.v6().map(|_| beyond_path(address.ip(), bytes, whole_bytes));
                     row.why = Some(narrow(bytes, of_v6.unwrap_or_default()));
                 }
-                let workers = stats.iter().map(AsRef::as_ref);
+                let workers = running.view.workers.iter().map(AsRef::as_ref);
                 let by_workers = WorkerStats::traffic(workers, table.host_key(address.ip()));
                 let taken = traffic(taken.of_peer(subnet, *address));
                 row.traffic = Some(Traffic {

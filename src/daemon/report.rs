@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tracing::info;
 
 use crate::backend::setup::public_ipv6;
-use crate::backend::status::{PlaneState, Workers};
+use crate::backend::status::PlaneState;
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
@@ -67,7 +67,8 @@ impl Report {
     pub(super) async fn keep_looking(&self) -> Infallible {
         loop {
             if let Some(running) = self.running.get() {
-                if let Some(Workers { stats, .. }) = &running.view.workers {
+                let stats = &running.view.workers;
+                if !stats.is_empty() {
                     let mut total = Direction::default();
                     for direction in stats.iter().flat_map(|it| [&it.egress, &it.ingress]) {
                         total += &Direction::from(direction);
@@ -141,7 +142,7 @@ impl Report {
             Some(running) => {
                 add_running(&mut status, running, &control, &self.looks);
                 status.carrier_lost_lately = self.carrier_losses.lately();
-                let mut flags = self.settings.iter().filter(|_| running.view.workers.is_some());
+                let mut flags = self.settings.iter().filter(|_| running.view.udp.is_some());
                 let check = flags.find(|flag| flag.name == "peer-check");
                 status.peer_check = check.map(|flag| flag.value.clone());
                 for (worker, times) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
@@ -220,18 +221,20 @@ fn add_running(status: &mut Status, running: &Running, control: &ControlState, l
         *status.peer_states.entry(peer.state).or_default() += 1;
     }
     let mut backend = Backend { kind: Some(running.kind), done: None };
-    match &running.view.workers {
-        Some(Workers { stats, fast_path, taken, .. }) => {
+    match &running.view.udp {
+        Some(udp) => {
             status.narrow_paths = running.view.reachability.borrow().path_mtus.len();
-            let taken = peer_rows::traffic(taken.total());
-            status.fast_path = Some(FastPath { taken, ..fast_path.borrow().clone() });
-            let total = add_workers(status, &plane, stats);
-            status.drops_lately = Some(looks.lately(&total.drops, Instant::now()));
-            for (worker, stalled) in status.workers.iter_mut().zip(running.stalled()) {
-                worker.stalled_seconds = stalled.map(|age| age.as_secs());
-            }
+            let taken = peer_rows::traffic(udp.taken.total());
+            status.fast_path = Some(FastPath { taken, ..udp.fast_path.borrow().clone() });
         }
-        None => backend.done = Some(plane.done),
+        None => backend.done = Some(plane.done.clone()),
+    }
+    if !running.view.workers.is_empty() {
+        let total = add_workers(status, &plane, &running.view.workers);
+        status.drops_lately = Some(looks.lately(&total.drops, Instant::now()));
+        for (worker, stalled) in status.workers.iter_mut().zip(running.stalled()) {
+            worker.stalled_seconds = stalled.map(|age| age.as_secs());
+        }
     }
     status.backend = Some(backend);
     status.dataplane_is_up = Some(plane.is_up);

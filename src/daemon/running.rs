@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::backend::status::{View, Workers};
+use crate::backend::status::View;
 use crate::backend_kind::BackendKind;
 use crate::control::lease::Peers;
 use crate::engine::stalled_for;
@@ -37,8 +37,7 @@ pub(super) struct Running {
 impl Running {
     /// For how long each worker has hung, if it does; none does while the device is made again.
     pub(super) fn stalled(&self) -> Vec<Option<Duration>> {
-        let Some(Workers { stats, .. }) = &self.view.workers else { return Vec::new() };
         let is_up = self.view.state.borrow().is_up;
-        stats.iter().map(|stats| stalled_for(stats).filter(|_| is_up)).collect()
+        self.view.workers.iter().map(|stats| stalled_for(stats).filter(|_| is_up)).collect()
     }
 }

@@ -40,6 +40,7 @@ use self::ring::RingIo;
 
 pub use self::ring::RING_ENTRIES;
 pub use crate::rights::Priority;
+pub(crate) use crate::rights::keep_for_worker;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use cipher::{Cipher, Event, EventQueue, Events, events};
@@ -184,7 +185,7 @@ fn run(
     let (priority, no_real_time) = priority::settle(config.comes_first);
     let budget = Budget::new(priority);
     // From here on this thread asks the kernel for nothing but to move packets.
-    let rights = rights::keep_for_worker(priority).err();
+    let rights = keep_for_worker(priority).err();
     // The owner waits for this, so it is there to be told.
     let running = Running { engine, fallback, processor, rights, priority, no_real_time };
     report.send(Ok(running)).unwrap_or_default();

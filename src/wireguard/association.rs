@@ -6,10 +6,12 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::route::Prefixes;
+
 use super::activity::Activity;
+use super::keys::{PresharedKey, PublicKey};
 use super::message::{Code, INITIATION_BYTES};
 use super::noise::{Initiator, Timestamp};
-use super::peer::PeerConfig;
 use super::session::Session;
 use super::sessions::PeerSessions;
 
@@ -52,7 +54,10 @@ pub(super) struct Pending {
 
 /// All of it.
 pub(super) struct Association {
-    pub(super) config: PeerConfig,
+    pub(super) public_key: PublicKey,
+    pub(super) preshared_key: Option<PresharedKey>,
+    pub(super) allowed: Option<Prefixes>,
+    pub(super) keepalive_seconds: u16,
     pub(super) endpoint: Option<SocketAddr>,
     pub(super) activity: Arc<Activity>,
     pub(super) pending: Option<Pending>,
@@ -71,10 +76,13 @@ pub(super) struct Association {
 }
 
 impl Association {
-    pub(super) fn new(config: PeerConfig) -> Self {
+    pub(super) fn new(public_key: PublicKey) -> Self {
         Self {
-            endpoint: config.endpoint,
-            config,
+            public_key,
+            preshared_key: None,
+            allowed: None,
+            keepalive_seconds: 0,
+            endpoint: None,
             activity: Arc::default(),
             pending: None,
             attempts: None,
@@ -149,7 +157,7 @@ impl Association {
         {
             return true;
         }
-        let period_ns = u64::from(self.config.keepalive_seconds) * SECOND_NS;
+        let period_ns = u64::from(self.keepalive_seconds) * SECOND_NS;
         let last_ns = self.activity.sent_ns().max(self.activity.received_ns());
         period_ns > 0 && now_ns >= last_ns + period_ns
     }

@@ -2,12 +2,15 @@
 //! clock: messages and times come in, what is to be sent goes out, and the sessions are there to be
 //! published.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::route::Prefixes;
+
 use super::association::{Association, Due};
 use super::cookie::{CookieJar, Randomness, read_reply};
+use super::difference::{FoundPeer, PeerChange, PeerEdit, allowed_addresses};
 use super::keys::{PrivateKey, PublicKey};
 use super::message::{
     COOKIE_REPLY_BYTES, INITIATION_BYTES, Message, RESPONSE_BYTES, index_at, sign,
@@ -16,9 +19,10 @@ use super::noise::{
     INITIATION_NOISE_BYTES, Initiator, NoHandshake, RESPONSE_NOISE_BYTES, Responder, SessionKeys,
     Timestamp,
 };
-use super::peer::{PeerConfig, PeerState};
+use super::numbers::{Numbers, place_of};
+use super::peer::PeerState;
 use super::session::{OVERHEAD_BYTES, PADDED_TO_BYTES, Session};
-use super::sessions::{PLACE_BITS, Sessions};
+use super::sessions::Sessions;
 
 /// The moment, on both clocks.
 #[derive(Debug, Clone, Copy)]
@@ -64,8 +68,7 @@ pub struct Interface {
     /// By their numbers, of which none is given twice: workers may still name one that is gone.
     peers: Vec<Option<Box<Association>>>,
     by_key: BTreeMap<PublicKey, u32>,
-    /// The numbers given to sessions and handshakes, by their low bits, and whose they are.
-    places: Vec<Option<(u32, u32)>>,
+    numbers: Numbers,
     has_changed: bool,
     has_moved: bool,
     counts: Counts,
@@ -93,7 +96,7 @@ impl Interface {
             jar: CookieJar::new(public, random),
             peers: Vec::new(),
             by_key: BTreeMap::new(),
-            places: Vec::new(),
+            numbers: Numbers::default(),
             has_changed: true,
             has_moved: true,
             counts: Counts::default(),
@@ -105,37 +108,37 @@ impl Interface {
         self.public
     }
 
-    /// Has exactly these peers. Those that stay keep their sessions, and where they were last heard
-    /// from, unless `config` says another place than before.
-    pub fn configure(&mut self, config: Vec<PeerConfig>) {
-        let wanted: BTreeSet<_> = config.iter().map(|peer| peer.public_key).collect();
-        let Self { by_key, peers, has_changed, has_moved, .. } = self;
-        by_key.retain(|key, number| {
-            let stays = wanted.contains(key);
-            if !stays && let Some(place) = peers.get_mut(*number as usize) {
-                *place = None;
-                (*has_changed, *has_moved) = (true, true);
+    /// Makes a change to a peer. One that stays keeps its sessions, and its place where it was last
+    /// heard from, unless the change says where it is.
+    pub fn edit(&mut self, edit: &PeerEdit) {
+        let Self { by_key, peers, .. } = self;
+        let known = by_key.get(&edit.public_key).copied();
+        match &edit.change {
+            PeerChange::Remove => {
+                by_key.remove(&edit.public_key);
+                if let Some(place) = known.and_then(|number| peers.get_mut(number as usize)) {
+                    *place = None;
+                }
             }
-            stays
-        });
-        for peer in config.into_iter().filter(|peer| peer.public_key != self.public) {
-            let known = self.by_key.get(&peer.public_key);
-            match known.and_then(|number| self.peers.get_mut(*number as usize)?.as_mut()) {
-                Some(known) if known.config == peer => {}
-                Some(known) => {
-                    if known.config.endpoint != peer.endpoint {
-                        known.endpoint = peer.endpoint;
-                    }
-                    known.config = peer;
-                    (self.has_changed, self.has_moved) = (true, true);
+            // As the kernel, which has no peer with its own key.
+            PeerChange::Set { .. } if edit.public_key == self.public => return,
+            PeerChange::Set { preshared_key, endpoint, allowed, keepalive_seconds } => {
+                let number = known.unwrap_or_else(|| {
+                    let number = peers.len() as u32;
+                    peers.push(Some(Box::new(Association::new(edit.public_key))));
+                    by_key.insert(edit.public_key, number);
+                    number
+                });
+                let Ok(peer) = self.peer_mut(number) else { return };
+                if let Some(preshared_key) = preshared_key {
+                    peer.preshared_key.clone_from(preshared_key);
                 }
-                None => {
-                    self.by_key.insert(peer.public_key, self.peers.len() as u32);
-                    self.peers.push(Some(Box::new(Association::new(peer))));
-                    (self.has_changed, self.has_moved) = (true, true);
-                }
+                peer.endpoint = endpoint.or(peer.endpoint);
+                peer.allowed = allowed.or(peer.allowed);
+                peer.keepalive_seconds = keepalive_seconds.unwrap_or(peer.keepalive_seconds);
             }
         }
+        (self.has_changed, self.has_moved) = (true, true);
     }
 
     /// Takes in a message of a handshake from `source`. With `is_busy` there is no time for all of
@@ -199,8 +202,8 @@ impl Interface {
         if !peer.is_new(responder.timestamp, now.ns) {
             return Err(Refusal::Replayed);
         }
-        let (answer, keys) = responder.respond(peer.config.preshared_key.as_ref())?;
-        let local_index = self.give_index(number, random);
+        let (answer, keys) = responder.respond(peer.preshared_key.as_ref())?;
+        let local_index = self.numbers.give(number, random);
         let mut bytes = vec![0; RESPONSE_BYTES];
         bytes[0] = 2;
         bytes[4..8].copy_from_slice(&local_index.to_le_bytes());
@@ -209,7 +212,7 @@ impl Interface {
         let numbers = (number, local_index, index_at(message, 4));
         let session = session(numbers, &keys, now, false)?;
         let peer = self.peer_mut(number)?;
-        sign(&mut bytes, &peer.config.public_key, peer.cookie(now.ns));
+        sign(&mut bytes, &peer.public_key, peer.cookie(now.ns));
         peer.has_answered(session, now.unix_ns / 1_000_000_000);
         peer.activity.received(message.len() as u64, false, now.ns);
         peer.activity.sends_keepalive(bytes.len() as u64, now.ns);
@@ -228,7 +231,7 @@ impl Interface {
     ) -> Result<(), Refusal> {
         let noise: &[u8; RESPONSE_NOISE_BYTES] =
             message[12..].first_chunk().ok_or(Refusal::NoHandshake)?;
-        let number = self.owner(index_at(message, 8)).ok_or(Refusal::NoHandshake)?;
+        let number = self.numbers.owner(index_at(message, 8)).ok_or(Refusal::NoHandshake)?;
         let peer = self.peer_mut(number)?;
         let pending = peer.pending.as_mut().ok_or(Refusal::NoHandshake)?;
         if pending.local_index != index_at(message, 8) {
@@ -248,11 +251,11 @@ impl Interface {
     }
 
     fn receive_cookie(&mut self, reply: &[u8; COOKIE_REPLY_BYTES], now: Now) {
-        let number = self.owner(index_at(reply, 4));
+        let number = self.numbers.owner(index_at(reply, 4));
         let peer = number.and_then(|number| self.peer_mut(number).ok());
         let cookie = peer.and_then(|peer| {
             let mac1 = peer.pending.as_ref()?.mac1;
-            let cookie = read_reply(reply, &peer.config.public_key, &mac1)?;
+            let cookie = read_reply(reply, &peer.public_key, &mac1)?;
             peer.set_cookie(cookie, now.ns);
             Some(())
         });
@@ -262,12 +265,19 @@ impl Interface {
     }
 
     /// A packet that had no session to go by waits until there is one.
-    pub fn keep(&mut self, number: u32, packet: Box<[u8]>, now: Now, out: &mut Vec<Send>) {
+    pub fn keep(
+        &mut self,
+        number: u32,
+        packet: Box<[u8]>,
+        now: Now,
+        random: &mut impl Randomness,
+        out: &mut Vec<Send>,
+    ) {
         let Ok(peer) = self.peer_mut(number) else { return };
         if peer.keep(packet) && peer.sending().is_none() {
             peer.want_handshake(now.ns);
         }
-        self.send_waiting(number, now, out);
+        self.tick_peer(number, now, random, out);
     }
 
     /// Authentic datagrams of the peer came from `source`. It is not moved to where another one is:
@@ -288,37 +298,46 @@ impl Interface {
     /// Does what is due now.
     pub fn tick(&mut self, now: Now, random: &mut impl Randomness, out: &mut Vec<Send>) {
         for number in 0..self.peers.len() as u32 {
-            let Ok(peer) = self.peer_mut(number) else { continue };
-            let has_changed = peer.turn_over(now.ns);
-            let due = peer.due(now.ns);
-            let expired = std::mem::take(&mut peer.expired_packets);
-            self.counts.expired_packets += expired;
-            self.has_changed |= has_changed;
-            match due {
-                Some(Due::Handshake) => self.begin(number, now, random, out),
-                Some(Due::Keepalive) => self.send_keepalive(number, now, out),
-                None => {}
-            }
-            self.send_waiting(number, now, out);
+            self.tick_peer(number, now, random, out);
         }
     }
 
+    fn tick_peer(
+        &mut self,
+        number: u32,
+        now: Now,
+        random: &mut impl Randomness,
+        out: &mut Vec<Send>,
+    ) {
+        let Ok(peer) = self.peer_mut(number) else { return };
+        let has_changed = peer.turn_over(now.ns);
+        let due = peer.due(now.ns);
+        let expired = std::mem::take(&mut peer.expired_packets);
+        self.counts.expired_packets += expired;
+        self.has_changed |= has_changed;
+        match due {
+            Some(Due::Handshake) => self.begin(number, now, random, out),
+            Some(Due::Keepalive) => self.send_keepalive(number, now, out),
+            None => {}
+        }
+        self.send_waiting(number, now, out);
+    }
+
     fn begin(&mut self, number: u32, now: Now, random: &mut impl Randomness, out: &mut Vec<Send>) {
-        let local_index = self.give_index(number, random);
+        let local_index = self.numbers.give(number, random);
         let mut jitter = [0; 4];
         random.fill(&mut jitter);
         let Some(peer) = self.peers.get_mut(number as usize).and_then(Option::as_mut) else {
             return;
         };
-        let (config, timestamp) = (&peer.config, timestamp(now));
-        let psk = config.preshared_key.as_ref();
-        let begun = Initiator::begin(&self.own, &config.public_key, psk, &timestamp);
+        let (psk, timestamp) = (peer.preshared_key.as_ref(), timestamp(now));
+        let begun = Initiator::begin(&self.own, &peer.public_key, psk, &timestamp);
         let (Ok((initiator, noise)), Some(to)) = (begun, peer.endpoint) else { return };
         let mut bytes = vec![0; INITIATION_BYTES];
         bytes[0] = 1;
         bytes[4..8].copy_from_slice(&local_index.to_le_bytes());
         bytes[8..8 + INITIATION_NOISE_BYTES].copy_from_slice(&noise);
-        let mac1 = sign(&mut bytes, &config.public_key, peer.cookie(now.ns));
+        let mac1 = sign(&mut bytes, &peer.public_key, peer.cookie(now.ns));
         // Up to a third of a second (section 6.1 of the paper).
         let jitter_ns = (u64::from(u32::from_le_bytes(jitter)) * 333_000_000) >> 32;
         peer.began((initiator, local_index, mac1), now.ns, jitter_ns);
@@ -354,7 +373,7 @@ impl Interface {
     /// The sessions now, if they have changed since the last call.
     pub fn take_changed(&mut self) -> Option<Sessions> {
         std::mem::take(&mut self.has_changed).then(|| {
-            self.free_places();
+            self.free_numbers();
             self.sessions()
         })
     }
@@ -364,23 +383,29 @@ impl Interface {
         std::mem::take(&mut self.has_moved)
     }
 
-    /// The peers, where they are and what they may send from.
-    pub fn peers(&self) -> impl Iterator<Item = (&PeerConfig, Option<SocketAddr>)> {
-        self.peers.iter().flatten().map(|peer| (&peer.config, peer.endpoint))
+    /// The peers that packets can go to: what is theirs, and where they are.
+    pub fn routes(&self) -> impl Iterator<Item = (Prefixes, SocketAddr)> {
+        self.peers.iter().flatten().filter_map(|peer| peer.allowed.zip(peer.endpoint))
     }
 
-    /// How they are.
-    pub fn states(&self) -> impl Iterator<Item = PeerState> {
-        self.peers.iter().flatten().map(|peer| {
+    /// The peers as they are.
+    pub fn found(&self) -> Vec<FoundPeer> {
+        let found = |peer: &Association| {
             let (received_bytes, sent_bytes) = peer.activity.bytes();
-            PeerState {
-                public_key: peer.config.public_key,
-                endpoint: peer.endpoint,
-                last_handshake_unix: peer.last_handshake_unix,
-                received_bytes,
-                sent_bytes,
+            FoundPeer {
+                state: PeerState {
+                    public_key: peer.public_key,
+                    endpoint: peer.endpoint,
+                    last_handshake_unix: peer.last_handshake_unix,
+                    received_bytes,
+                    sent_bytes,
+                },
+                preshared_key: peer.preshared_key.clone(),
+                allowed: peer.allowed.map(allowed_addresses).unwrap_or_default(),
+                keepalive_seconds: peer.keepalive_seconds,
             }
-        })
+        };
+        self.peers.iter().flatten().map(|peer| found(peer)).collect()
     }
 
     /// What became of handshakes so far.
@@ -389,7 +414,7 @@ impl Interface {
     }
 
     fn sessions(&self) -> Sessions {
-        let mut places = vec![None; self.places.len()];
+        let mut places = vec![None; self.numbers.places()];
         for session in self.peers.iter().flatten().flat_map(|peer| peer.sessions()) {
             if let Some(place) = places.get_mut(place_of(session.local_index)) {
                 *place = Some(Arc::clone(session));
@@ -412,50 +437,20 @@ impl Interface {
         }
     }
 
+    /// Has the numbers of what is no more be given again.
+    fn free_numbers(&mut self) {
+        let peers = self.peers.iter().flatten();
+        let used = peers.flat_map(|peer| {
+            let sessions = peer.sessions().map(|session| session.local_index);
+            sessions.chain(peer.pending.as_ref().map(|pending| pending.local_index))
+        });
+        self.numbers.keep(&used.collect());
+    }
+
     fn peer_mut(&mut self, number: u32) -> Result<&mut Association, Refusal> {
         let peer = self.peers.get_mut(number as usize).and_then(Option::as_mut);
         peer.map(|peer| &mut **peer).ok_or(Refusal::NoHandshake)
     }
-
-    /// Whose session or handshake has this number here.
-    fn owner(&self, local_index: u32) -> Option<u32> {
-        let (index, owner) = (*self.places.get(place_of(local_index))?)?;
-        (index == local_index).then_some(owner)
-    }
-
-    /// A number for a session or a handshake of this peer.
-    fn give_index(&mut self, owner: u32, random: &mut impl Randomness) -> u32 {
-        let free = self.places.iter().position(Option::is_none);
-        let place = free.unwrap_or_else(|| {
-            self.places.push(None);
-            self.places.len() - 1
-        });
-        let mut bytes = [0; 4];
-        random.fill(&mut bytes);
-        let index = u32::from_le_bytes(bytes) << PLACE_BITS | place as u32;
-        if let Some(at) = self.places.get_mut(place) {
-            *at = Some((index, owner));
-        }
-        index
-    }
-
-    /// Has the numbers of what is no more be given again.
-    fn free_places(&mut self) {
-        let peers = self.peers.iter().flatten();
-        let used: BTreeSet<_> = peers
-            .flat_map(|peer| {
-                let sessions = peer.sessions().map(|session| session.local_index);
-                sessions.chain(peer.pending.as_ref().map(|pending| pending.local_index))
-            })
-            .collect();
-        for place in &mut self.places {
-            *place = place.filter(|(index, _)| used.contains(index));
-        }
-    }
-}
-
-fn place_of(local_index: u32) -> usize {
-    (local_index & ((1 << PLACE_BITS) - 1)) as usize
 }
 
 fn session(

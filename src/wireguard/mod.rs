@@ -9,6 +9,7 @@ pub mod interface;
 pub mod keys;
 pub mod message;
 mod noise;
+mod numbers;
 pub mod peer;
 pub mod session;
 pub mod sessions;

@@ -30,4 +30,5 @@ mod steering;
 #[path = "../support/mod.rs"]
 mod support;
 mod told;
+mod wireguard;
 mod workers;

@@ -494,7 +494,11 @@ impl Lab {
         let mut argv = vec![WEFTD, &iface, &subnet_file, &socket, "--iptables-forward-rules=false"];
         argv.extend(arguments);
         match machine {
-            None => self.hosts[host].spawn(&argv),
+            None => {
+                let mut command = self.hosts[host].command(&argv);
+                command.env("WIREGUARD_KEY_FILE", dir.join("wgkey"));
+                Process::start(&mut command, WEFTD)
+            }
             Some(machine) => machine.spawn(&self.hosts[host], dir, &argv),
         }
     }

@@ -10,13 +10,13 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 542, 4545),
-    ("backend", 7956, 83423),
+    ("backend", 8555, 89650),
     ("bin", 15, 144),
-    ("config", 1830, 18804),
-    ("daemon", 3719, 38651),
+    ("config", 1840, 18855),
+    ("daemon", 3721, 38651),
     ("control", 5872, 59354),
     ("device", 493, 5308),
-    ("engine", 2182, 20536),
+    ("engine", 2183, 20546),
     ("fast_path", 741, 6759),
     ("forward", 814, 7787),
     ("host", 3252, 34775),
@@ -29,7 +29,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("status", 617, 4528),
     ("sys", 1255, 13348),
     ("tool", 5786, 63793),
-    ("wireguard", 1319, 13036),
+    ("wireguard", 1362, 13287),
 ];
 
 /// Lines and tokens.

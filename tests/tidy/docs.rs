@@ -28,6 +28,7 @@ const OWN_FLAGS: &[&str] = &[
     "start-from-cache",
     "status-socket",
     "take-over",
+    "wireguard",
     "worker-priority",
     "workers",
 ];

@@ -30,7 +30,8 @@ use super::kernel_plane::attachment::{AttachError, Attacher};
 use super::kernel_plane::obstacle::off;
 use super::owner::Owner;
 use super::peers::{announcement, announcement_v6};
-use super::{team, tun_device};
+use super::tun_device;
+use crate::backend::team;
 
 /// How long obstacles at start may be a killed predecessor's.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);

@@ -22,8 +22,8 @@ use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
 use super::source_ports::{SourcePorts, TRIES};
-use super::team::Seat;
 use super::unresolved::Unresolved;
+use crate::backend::team::Seat;
 
 /// How often the workers' marks are looked at while some peer is in use, and while none is: a
 /// look costs little, but an idle host is not to be woken often. With a second, a path that was

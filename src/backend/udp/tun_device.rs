@@ -1,17 +1,16 @@
 //! The TUN device. With `--keep-tunnel` it outlives weftd, so that routes and the kernel's programs
 //! go on without it; the next weftd of the same port knows it by its alias, and goes on with it.
 
-use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 
 use rustix::io::Errno;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::backend::error::{StartError, StartResult};
 use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
-use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSocket};
+use crate::device::{self, Steering, Tun, TunError, TunOffload, TunnelSocket};
 use crate::failure::with_causes;
 use crate::host::netlink;
 use crate::host::state::{Link, LinkId};
@@ -19,13 +18,10 @@ use crate::host::state::{Link, LinkId};
 use super::kernel_plane::attachment::clear_inward;
 use super::kernel_plane::merging::clear_pair;
 use super::owner::Owner;
+use crate::backend::queues::{open_queues, steer};
 
 /// flannel's name for the device; the kernel puts the first free number in.
 const DEVICE_TEMPLATE: &str = "flannel%d";
-
-/// Workers that have lanes: more of them part the pods by themselves, and so many queues can be
-/// marked (`device::tun`).
-const WORKERS_WITH_LANES_MAX: NonZeroU16 = NonZeroU16::new(16).expect("not zero");
 
 /// Goes on with the descriptors that the last weftd has left open, if they are what this one would
 /// open.
@@ -139,39 +135,6 @@ pub(super) async fn settle(tun: &Tun, owner: Owner, is_kept: bool) -> StartResul
         netlink::set_alias(&link.id, &alias).await?;
     }
     Ok(tun.set_kept(is_kept)?)
-}
-
-/// Opens the queues of the device: for each worker [`LANES`], or one, if the kernel can't be told
-/// which packets go where.
-pub(super) fn open_queues(
-    name: &str,
-    offload: OffloadChoice,
-    count: NonZeroU16,
-) -> Result<Vec<Tun>, TunError> {
-    let wanted = TunOffload { tso: offload.tso, uso: offload.uso };
-    let lanes = count.checked_mul(LANES).filter(|_| count <= WORKERS_WITH_LANES_MAX);
-    let (queues, program) = match (lanes, Steering::by_sender()) {
-        (Some(lanes), Ok(program)) => (Tun::open(name, wanted, lanes)?, Ok(program)),
-        (_, program) => {
-            if let Err(error) = program {
-                info!("one pod's flood delays all others, who share one lane: {error}");
-            }
-            (Tun::open(name, wanted, count)?, Steering::by_flow())
-        }
-    };
-    steer(&queues, program);
-    Ok(queues)
-}
-
-fn steer(queues: &[Tun], program: io::Result<Steering>) {
-    if queues.len() > 1
-        && let Err(error) = program.and_then(|program| queues[0].steer(&program))
-    {
-        warn!(
-            "flows cannot be pinned to workers, packets may be reordered: {error}; if a right is \
-             lacking, grant CAP_BPF; else use --workers=1"
-        );
-    }
 }
 
 /// Removes the kept devices that are `meant`.

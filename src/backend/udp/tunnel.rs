@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 use crate::backend::error::{StartError, StartResult};
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{Reporter, Taken, View, Workers, send_if_new, summed_up};
+use crate::backend::status::{Reporter, Taken, UdpPlane, View, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::device::{TunnelSocket, kernel};
@@ -36,15 +36,18 @@ use super::fallback;
 use super::families::{fitting, held_to, leased, limits_of, underlay, whole_bytes};
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
 use super::open::{TunnelReserved, configure, desired, open_sources};
+use super::owner::Owner;
 use super::pacing::Pacing;
 use super::peers::announcement_v6;
 use super::prober::Prober;
-use super::team::{self, Orders, Seat, Team};
-use super::tun_device::{self, open_queues};
+use super::tun_device;
+use crate::backend::queues::open_queues;
+use crate::backend::team::{self, Orders, Seat, Team};
 
 pub(super) struct Tunnel {
     settings: UdpBackendConfig,
     offload: OffloadChoice,
+    owner: Owner,
     orders: Orders,
     host: HostFollower,
     reporter: Reporter,
@@ -96,7 +99,6 @@ impl Tunnel {
         handover.offer(team::duplicates(&queues, &seats));
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let orders = Orders {
-            owner,
             leased,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
             whole_bytes: Arc::new(AtomicU16::new(whole_bytes(
@@ -106,10 +108,8 @@ impl Tunnel {
             engine: team::settle_engine(setup.dataplane.engine),
             comes_first: !setup.dataplane.workers_are_ordinary,
             routes,
-            senders: match setup.dataplane.is_peer_check_strict {
-                true => Senders::Strict,
-                false => Senders::Loose,
-            },
+            cipher: None,
+            senders: senders(setup.dataplane.is_peer_check_strict),
             ends: ends_sender,
         };
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
@@ -118,6 +118,7 @@ impl Tunnel {
         reporter.reachability = prober.health.view();
         let mut tunnel = Self {
             settings,
+            owner,
             offload,
             orders,
             host,
@@ -154,7 +155,7 @@ impl Tunnel {
     pub(super) fn view(&self, fast_path: watch::Receiver<FastPath>) -> View {
         let stats = self.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
         let (routes, taken) = (self.orders.routes.clone(), Arc::clone(&self.prober.taken));
-        self.reporter.view(Some(Workers { stats, routes, fast_path, taken }))
+        self.reporter.view(stats, Some(UdpPlane { routes, fast_path, taken }))
     }
 
     /// What the kernel's programs go by.
@@ -162,7 +163,7 @@ impl Tunnel {
         let leased = self.orders.leased;
         let leased_v6 = leased.v6().filter(|_| kernel::uncovers_ipv6(&kernel::release()));
         Inputs {
-            owner: self.orders.owner,
+            owner: self.owner,
             subnet: leased.v4().map(|leased| leased.subnet),
             subnet_v6: leased_v6.map(|leased| leased.subnet),
             routes: self.orders.routes.clone(),
@@ -456,7 +457,7 @@ impl Tunnel {
         }
         tun_device::remove_held(name).await?;
         let queues = open_queues(name, self.offload, self.worker_count)?;
-        tun_device::settle(&queues[0], self.orders.owner, self.is_kept).await?;
+        tun_device::settle(&queues[0], self.owner, self.is_kept).await?;
         let OverlayDesired { v4, v6, .. } = self.overlay.desired.clone();
         let desired = desired(&queues[0], self.mtu_bytes, v4, v6).await?;
         self.overlay = Overlay::establish(desired).await?;
@@ -480,6 +481,11 @@ impl Drop for Tunnel {
         }
         self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
     }
+}
+
+/// What the senders' addresses have to be.
+fn senders(is_strict: bool) -> Senders {
+    if is_strict { Senders::Strict } else { Senders::Loose }
 }
 
 /// How a worker gets a processor, and why no sooner.

@@ -3,17 +3,22 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use std::sync::Arc;
+
 use tracing::info;
 
-use crate::backend::family::{CarriedFamily, WIREGUARD_NAMES};
-use crate::config::network::{WireguardBackendConfig, WireguardMode};
-use crate::host::interface::ExternalInterface;
+use crate::backend::family::WIREGUARD_NAMES;
 use crate::host::netlink::wireguard::{self, FoundDevice};
 use crate::host::netlink::{self, NetlinkError, devices};
 use crate::host::state::Link;
-use crate::route::{Families, Prefixes};
+use crate::route::Prefixes;
+use crate::stats::WorkerStats;
+use crate::status::Worker;
 use crate::wireguard::difference::PeerEdit;
 use crate::wireguard::keys::PrivateKey;
+
+use super::plan::Plan;
+use super::userspace::{Uapis, Userspace, UserspaceError};
 
 /// Why there is no device.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +26,8 @@ pub enum WireguardError {
     /// The kernel knows none.
     #[error(
         "this kernel has no WireGuard: its module wireguard (Linux 5.6 and later) is not there, or \
-         is not loaded from here; run `modprobe wireguard` on the host, or choose another backend"
+         is not loaded from here; run `modprobe wireguard` on the host, or have weftd run \
+         WireGuard itself (--wireguard=userspace)"
     )]
     NoModule(#[source] NetlinkError),
     /// Its name is taken.
@@ -40,67 +46,92 @@ pub enum WireguardError {
         /// What the kernel said.
         source: NetlinkError,
     },
+    /// This process can't run it.
+    #[error(transparent)]
+    Userspace(#[from] UserspaceError),
     /// The kernel said no.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
 }
 
-/// Over which addresses a device sends to peers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Underlay {
-    V4,
-    V6,
-    /// To each peer by those that are more likely to lead to it.
-    Either,
-}
-
-/// A device that has to be there.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::backend) struct Plan {
-    pub(super) name: &'static str,
-    /// Where its datagrams arrive.
-    pub(super) port: u16,
-    /// Whose packets it carries.
-    pub(super) families: Families<(), ()>,
-    pub(super) underlay: Underlay,
-}
-
 /// Who runs the devices.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum WireguardDevice {
     /// The kernel.
     Kernel,
+    /// This process.
+    Userspace(Arc<Userspace>),
 }
 
 impl WireguardDevice {
     /// What the device with this name has.
-    pub(super) async fn read(self, name: &str) -> Result<FoundDevice, NetlinkError> {
+    pub(super) async fn read(&self, name: &str) -> Result<FoundDevice, NetlinkError> {
         match self {
             Self::Kernel => wireguard::device(name).await,
+            Self::Userspace(userspace) => Ok(userspace.read(name)),
         }
     }
 
     /// Makes the edits, and gives those that were refused with the reason.
     pub(super) async fn edit_peers<'a>(
-        self,
+        &self,
         name: &str,
         edits: &'a [PeerEdit],
     ) -> Vec<(&'a PeerEdit, NetlinkError)> {
         match self {
             Self::Kernel => wireguard::edit_peers(name, edits).await,
+            Self::Userspace(userspace) => {
+                userspace.edit_peers(name, edits);
+                Vec::new()
+            }
+        }
+    }
+
+    /// What its workers count, if it is in this process.
+    pub(super) fn stats(&self) -> Vec<Arc<WorkerStats>> {
+        match self {
+            Self::Kernel => Vec::new(),
+            Self::Userspace(userspace) => userspace.stats(),
+        }
+    }
+
+    /// What those workers are, in the same order.
+    pub(super) fn workers(&self) -> Vec<Worker> {
+        match self {
+            Self::Kernel => Vec::new(),
+            Self::Userspace(userspace) => userspace.workers(),
+        }
+    }
+
+    /// By which `wg show` reads the devices of these names, which run in this process.
+    pub(super) fn open_uapis(&self, names: &[&'static str]) -> Uapis {
+        match self {
+            Self::Kernel => Uapis::default(),
+            Self::Userspace(userspace) => Uapis::open(userspace, names),
+        }
+    }
+
+    /// From here on devices carry packets: the overlay is `networks`, and this host has `subnets`.
+    pub(super) fn begin(&self, networks: Prefixes, subnets: Prefixes) {
+        match self {
+            // It does so by routes and peers alone.
+            Self::Kernel => {}
+            Self::Userspace(userspace) => userspace.begin(networks, subnets),
         }
     }
 
     /// Makes sure that the device is there, has its key and its port, and is up. Gives what it has,
     /// and whether it is new.
     pub(super) async fn ensure(
-        self,
+        &self,
         plan: &Plan,
         key: &PrivateKey,
         mtu_bytes: u32,
     ) -> Result<(Link, FoundDevice, bool), WireguardError> {
         let Plan { name, port, .. } = *plan;
-        let Self::Kernel = self;
+        if let Self::Userspace(userspace) = self {
+            return Ok(userspace.ensure(plan, key, mtu_bytes).await?);
+        }
         let taken = |source: NetlinkError| match source.is_address_in_use() {
             true => WireguardError::PortTaken { port, name, source },
             false => source.into(),
@@ -134,44 +165,6 @@ impl WireguardDevice {
     }
 }
 
-/// The devices of nodes that have these families.
-pub(super) fn plans(settings: &WireguardBackendConfig, families: Families<(), ()>) -> Vec<Plan> {
-    let [name, name_v6] = WIREGUARD_NAMES;
-    let one = |underlay| vec![Plan { name, port: settings.port, families, underlay }];
-    match settings.mode {
-        WireguardMode::Separate => {
-            let v4 = families.v4().map(|()| Plan {
-                name,
-                port: settings.port,
-                families: Families::of_v4((), None),
-                underlay: Underlay::V4,
-            });
-            let v6 = families.v6().map(|()| Plan {
-                name: name_v6,
-                port: settings.port_v6,
-                families: Families::of_v6(None, ()),
-                underlay: Underlay::V6,
-            });
-            v4.into_iter().chain(v6).collect()
-        }
-        WireguardMode::Auto => one(Underlay::Either),
-        WireguardMode::V4 => one(Underlay::V4),
-        WireguardMode::V6 => one(Underlay::V6),
-    }
-}
-
-/// MTU of the devices, in bytes: what the tunnel's packets may have, less its headers over IPv6, as
-/// flannel has it whatever the underlay.
-pub(super) fn mtu_bytes(settings: &WireguardBackendConfig, external: &ExternalInterface) -> u32 {
-    let below = settings.mtu_bytes.unwrap_or(u32::MAX).min(external.mtu_bytes);
-    below.saturating_sub(WireguardBackendConfig::OVERHEAD_BYTES)
-}
-
-/// Whether packets of the family have no room in the devices.
-pub(super) fn is_too_narrow<A: CarriedFamily>(mtu_bytes: u32) -> bool {
-    mtu_bytes < A::MTU_BYTES_MIN
-}
-
 /// Removes flannel's WireGuard devices that are not of `plans`, or carry a family that is another
 /// one's now, as far as they have an address for that in `networks`: another daemon may have one
 /// for another network.
@@ -200,43 +193,4 @@ pub(in crate::backend) async fn remove_others(
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn planned(json: serde_json::Value, families: Families<(), ()>) -> Vec<(&'static str, u16)> {
-        let settings = WireguardBackendConfig::parse(&json).unwrap();
-        plans(&settings, families).iter().map(|plan| (plan.name, plan.port)).collect()
-    }
-
-    #[test]
-    fn each_mode_has_flannels_devices_and_ports() {
-        let (v4, v6) = (Families::of_v4((), None), Families::of_v6(None, ()));
-        let both = Families::of_v4((), Some(()));
-        let separate = serde_json::json!({});
-        assert_eq!(planned(separate.clone(), v4), [("flannel-wg", 51820)]);
-        assert_eq!(planned(separate.clone(), v6), [("flannel-wg-v6", 51821)]);
-        let two = [("flannel-wg", 51820), ("flannel-wg-v6", 51821)];
-        assert_eq!(planned(separate, both), two);
-        for mode in ["auto", "ipv4", "ipv6"] {
-            let one = serde_json::json!({"Mode": mode, "ListenPort": 7});
-            assert_eq!(planned(one, both), [("flannel-wg", 7)], "{mode}");
-        }
-    }
-
-    #[test]
-    fn mtu_is_80_below_the_wire_and_never_above_the_interface() {
-        let of = |json: serde_json::Value| {
-            let settings = WireguardBackendConfig::parse(&json).unwrap();
-            let v4 = Ipv4Addr::new(192, 0, 2, 1);
-            let v4 = crate::host::interface::ExternalAddress::of(v4, None);
-            let (name, addresses) = ("eth0".to_owned(), Families::of_v4(v4, None));
-            mtu_bytes(&settings, &ExternalInterface { name, index: 2, addresses, mtu_bytes: 1500 })
-        };
-        assert_eq!(of(serde_json::json!({})), 1420);
-        assert_eq!(of(serde_json::json!({"MTU": 1400})), 1320);
-        assert_eq!(of(serde_json::json!({"MTU": 9000})), 1420, "it would go in fragments");
-    }
 }

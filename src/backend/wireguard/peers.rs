@@ -13,7 +13,7 @@ use crate::wireguard::keys::PublicKey;
 use crate::wireguard::peer::PeerConfig;
 
 use super::data::{self, PeerData};
-use super::device::{Plan, Underlay};
+use super::plan::{Plan, Underlay};
 
 /// A peer of a device.
 #[derive(Debug, Clone)]

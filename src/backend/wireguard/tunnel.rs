@@ -23,8 +23,9 @@ use crate::wireguard::difference::{PeerChange, PeerEdit, difference};
 use crate::wireguard::keys::{PrivateKey, PublicKey};
 use crate::wireguard::peer::PeerConfig;
 
-use super::device::{self, Plan, WireguardDevice, WireguardError};
+use super::device::{WireguardDevice, WireguardError};
 use super::peers::{Peer, carried, resolve};
+use super::plan::{self, Plan};
 
 /// What a comparison goes by.
 #[derive(Debug, Clone, Copy)]
@@ -142,7 +143,7 @@ impl Tunnel {
     ) -> Result<Made, WireguardError> {
         let mut made = Made::default();
         let (name, external) = (self.plan.name, host.external());
-        let mtu_bytes = device::mtu_bytes(goal.settings, external);
+        let mtu_bytes = plan::mtu_bytes(goal.settings, external);
         let (link, found, is_new) = self.device.ensure(&self.plan, &self.key, mtu_bytes).await?;
         let index = link.id.index;
         // Of those that are listed it may be another one, or none.

@@ -4,8 +4,10 @@ use boringtun::noise::{Tunn, TunnResult};
 use boringtun::x25519;
 
 use super::*;
+use crate::wireguard::difference::difference;
 use crate::wireguard::keys::PresharedKey;
 use crate::wireguard::message::{DATA_HEADER_BYTES, DataHeader};
+use crate::wireguard::peer::PeerConfig;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -36,7 +38,7 @@ pub(crate) fn pair(addresses: [SocketAddr; 2], now_ns: u64) -> [Interface; 2] {
     let mut hosts = [1, 2].map(|number| {
         let mut interface = Interface::new(key(number), &mut random);
         let endpoint = Some(addresses[2 - usize::from(number)]);
-        interface.configure(vec![PeerConfig { endpoint, ..peer(3 - number, None) }]);
+        configure(&mut interface, &[PeerConfig { endpoint, ..peer(3 - number, None) }]);
         interface
     });
     let (mut out, mut index) = (Vec::new(), 0);
@@ -73,6 +75,13 @@ fn at_ms(milliseconds: u64) -> Now {
     Now { ns, unix_ns: 1_700_000_000 * SECOND_NS + ns }
 }
 
+/// Has the host have exactly these peers.
+fn configure(interface: &mut Interface, peers: &[PeerConfig]) {
+    for edit in difference(peers, &interface.found(), &BTreeMap::new(), 0) {
+        interface.edit(&edit);
+    }
+}
+
 /// A host of a simulated network, with its number as its key and address.
 struct Host {
     number: u8,
@@ -88,7 +97,7 @@ impl Host {
     fn new(number: u8, peers: Vec<PeerConfig>) -> Self {
         let mut random = Counting(number.into());
         let mut interface = Interface::new(key(number), &mut random);
-        interface.configure(peers);
+        configure(&mut interface, &peers);
         let sessions = interface.take_changed().unwrap();
         let (packets, refused) = (Vec::new(), Vec::new());
         Self { number, interface, sessions, random, packets, is_busy: false, refused }
@@ -112,7 +121,7 @@ impl Host {
             }
             None => {
                 peer.activity.note_lack();
-                self.interface.keep(number, packet.into(), now, out);
+                self.interface.keep(number, packet.into(), now, &mut self.random, out);
             }
         }
         self.interface.tick(now, &mut self.random, out);
@@ -426,17 +435,17 @@ fn a_peer_is_answered_where_it_is_now_but_not_where_another_is() {
 fn peers_that_stay_keep_their_sessions() {
     let (mut one, mut two) = two(None);
     send(&mut one, &mut two, PACKET, at(1));
-    one.interface.configure(vec![peer(3, None), peer(2, None)]);
+    configure(&mut one.interface, &[peer(3, None), peer(2, None)]);
     one.publish();
     assert_eq!(send(&mut one, &mut two, OTHER, at(2)), 1, "a new peer costs the old one its keys");
-    one.interface.configure(vec![peer(3, None)]);
+    configure(&mut one.interface, &[peer(3, None)]);
     one.publish();
     assert!(one.sessions.number_at(address(2)).is_none());
     let mut out = Vec::new();
     send(&mut two, &mut one, OTHER, at(2));
     one.receive(&[4; 64], address(2), at(2), &mut out);
     assert!(one.received().is_empty(), "a removed peer is still heard");
-    one.interface.configure(vec![peer(2, None)]);
+    configure(&mut one.interface, &[peer(2, None)]);
     one.publish();
     assert_eq!(one.interface.by_key.len(), 1);
     assert_ne!(one.interface.by_key.values().next(), Some(&0), "a number is given twice");

@@ -24,7 +24,8 @@ fn start(lab: &Lab, dir: &Path, keys: &str) -> Process {
         format!("--status-socket={}", socket.display()),
     );
     let weftd = env!("CARGO_BIN_EXE_weftd");
-    let argv = ["env", &key_file, weftd, "--iface=wire0", &files, &socket, &store];
+    let argv =
+        ["env", &key_file, weftd, "--iface=wire0", "--wireguard=kernel", &files, &socket, &store];
     lab.hosts[0].spawn(&argv)
 }
 

@@ -1,7 +1,7 @@
 //! Peers of leases as flannel's and weft's nodes write them.
 
 use super::super::data::data;
-use super::super::device::plans;
+use super::super::plan::plans;
 use super::*;
 use crate::backend_kind::BackendKind;
 use crate::control::lease::Lifetime;

@@ -17,15 +17,13 @@ use crate::backend::handover::Offered;
 use crate::config::options::EngineChoice;
 use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{
-    self, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
+    self, Cipher, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
 };
 use crate::failure::with_causes;
 use crate::forward::{IcmpLimiter, LeasedFamilies, Local, Senders};
 use crate::route::Published;
 use crate::stats::WorkerStats;
 use crate::status;
-
-use super::owner::Owner;
 
 /// Processors per worker that is started unasked. A packet costs the pods and the kernel's own
 /// work on their behalf about as much again as it costs a worker; workers on every processor would
@@ -45,7 +43,6 @@ pub(super) struct Seat {
 
 /// What all workers of a team have in common.
 pub(super) struct Orders {
-    pub(super) owner: Owner,
     /// This host's subnets.
     pub(super) leased: LeasedFamilies,
     /// MTU of the overlay, which workers read once a turn.
@@ -57,6 +54,8 @@ pub(super) struct Orders {
     /// Whether the peers' datagrams are checked strictly.
     pub(super) senders: Senders,
     pub(super) routes: Published,
+    /// What they seal and open by, if hosts talk WireGuard.
+    pub(super) cipher: Option<Cipher>,
     pub(super) ends: mpsc::UnboundedSender<WorkerEnd>,
 }
 
@@ -106,7 +105,7 @@ impl Team {
                 icmp_limit: Arc::clone(&icmp_limit),
                 engine: orders.engine,
                 comes_first: orders.comes_first,
-                cipher: None,
+                cipher: orders.cipher.clone(),
                 ring_entries: RING_ENTRIES,
             };
             let ends = orders.ends.clone();
