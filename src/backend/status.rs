@@ -19,7 +19,7 @@ use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{HostSet, Prefixes, Published};
 use crate::stats::WorkerStats;
-use crate::status::{BackendCounts, FastPath, TunnelEnd, Worker};
+use crate::status::{BackendCounts, FastPath, Handshakes, TunnelEnd, Worker};
 use crate::wireguard::peer::PeerState;
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
@@ -48,6 +48,8 @@ pub struct PlaneState {
     pub tunnel: Option<TunnelEnd>,
     /// The workers, without their counts; none where the kernel carries the packets.
     pub workers: Vec<Worker>,
+    /// What became of WireGuard's handshakes, where weftd's workers carry its packets.
+    pub handshakes: Option<Handshakes>,
     /// What was done for those who carry the packets, where weftd's workers don't.
     pub done: BackendCounts,
     /// The peers that are set up for them.
@@ -199,6 +201,7 @@ impl Reporter {
             whole_bytes: u16::MAX,
             tunnel: None,
             workers: Vec::new(),
+            handshakes: None,
             done: BackendCounts::default(),
             hosts: Arc::default(),
             unusable: Arc::default(),

@@ -320,6 +320,7 @@ impl WireguardBackend {
         self.reporter.state(|state| {
             state.description.clone_from(&description);
             state.workers = self.device.workers();
+            state.handshakes = self.device.handshakes();
             let end = |(v4, v6): (Plan, Plan)| (v4.port, v6.port);
             state.tunnel = first
                 .zip(last)

@@ -7,7 +7,7 @@ use std::fmt::{Display, Write as _};
 use crate::control::rejected::RejectReason;
 use crate::stats::DropReason;
 use crate::status::{
-    Backend, Direction, FastPath, Kept, Peer, Status, Store, WireguardPeer, Worker,
+    Backend, Direction, FastPath, Handshakes, Kept, Peer, Status, Store, WireguardPeer, Worker,
 };
 
 /// Peers that have a metric of their own, those with the most failed sends. Their number bounds
@@ -22,6 +22,7 @@ pub(super) fn text(status: &Status) -> String {
     out.store(&status.store);
     if let (Some(egress), Some(ingress)) = (&status.egress, &status.ingress) {
         out.workers(status);
+        status.handshakes.iter().for_each(|handshakes| out.handshakes(handshakes));
         out.fast_path(status.fast_path.as_ref());
         out.directions([("egress", egress), ("ingress", ingress)]);
         out.failed_sends(&status.routes);
@@ -147,6 +148,23 @@ impl Metrics {
         self.row("flannel_tun_fallbacks_total", it.tun_fallbacks, "Super-packets cut again.");
         self.row("flannel_sleeps_total", it.sleeps, "Times that a worker had nothing to do.");
         self.row("flannel_naps_total", it.naps, "Short waits for more packets.");
+    }
+
+    fn handshakes(&mut self, handshakes: &Handshakes) {
+        let Handshakes { completed, refused, replayed, cookies, limited, shed, expired_packets } =
+            *handshakes;
+        let outcomes = [
+            ("completed", completed),
+            ("refused", refused),
+            ("replayed", replayed),
+            ("cookie", cookies),
+            ("limited", limited),
+            ("shed", shed),
+        ];
+        let help = "Messages of WireGuard's handshakes, by what became of them.";
+        self.each("flannel_wireguard_handshakes_total", "outcome", help, outcomes);
+        let help = "Packets that have waited for a session in vain.";
+        self.row("flannel_wireguard_expired_packets_total", expired_packets, help);
     }
 
     fn fast_path(&mut self, fast_path: Option<&FastPath>) {

@@ -230,6 +230,7 @@ fn add_running(status: &mut Status, running: &Running, control: &ControlState, l
         None => backend.done = Some(plane.done.clone()),
     }
     if !running.view.workers.is_empty() {
+        status.handshakes = plane.handshakes;
         let total = add_workers(status, &plane, &running.view.workers);
         status.drops_lately = Some(looks.lately(&total.drops, Instant::now()));
         for (worker, stalled) in status.workers.iter_mut().zip(running.stalled()) {

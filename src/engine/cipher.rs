@@ -5,7 +5,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
 
 use crate::forward::Context;
 use crate::offload::{MESSAGES_MAX, SEGMENTS_MAX, SendPlan};
@@ -26,8 +27,11 @@ pub(super) const SEALED_MORE_BYTES: usize = MESSAGES_MAX * SEGMENTS_MAX * GROWTH
 /// not take memory. 200 KiB.
 const EVENTS_MAX: usize = 1024;
 
-/// From so many on that thread has no time for all of them.
-const BUSY_EVENTS: usize = EVENTS_MAX / 8;
+/// Messages of handshakes among them, from which on that thread has no time for all of them.
+const BUSY_MESSAGES: usize = EVENTS_MAX / 8;
+
+/// Packets among them: those for many hosts that are down must not take the messages' places.
+const WAITING_MAX: usize = EVENTS_MAX / 4;
 
 // A bit for each message says what became of it.
 const _: () = assert!(MESSAGES_MAX <= u64::BITS as usize);
@@ -64,40 +68,70 @@ pub enum Event {
 #[derive(Debug, Clone)]
 pub struct Events {
     sender: SyncSender<Event>,
-    waiting: Arc<AtomicUsize>,
+    queued: Arc<Queued>,
+}
+
+/// Events in the queue.
+#[derive(Debug, Default)]
+struct Queued {
+    messages: AtomicUsize,
+    packets: AtomicUsize,
+    moves: AtomicUsize,
+}
+
+impl Queued {
+    /// Those of the same kind, and how many may be there.
+    fn of(&self, event: &Event) -> (&AtomicUsize, usize) {
+        match event {
+            Event::Message { .. } => (&self.messages, EVENTS_MAX),
+            Event::Waiting { .. } => (&self.packets, WAITING_MAX),
+            Event::Moved { .. } => (&self.moves, WAITING_MAX),
+        }
+    }
 }
 
 /// Where they come out.
 #[derive(Debug)]
 pub struct EventQueue {
     /// What comes, in its order.
-    pub receiver: Receiver<Event>,
-    waiting: Arc<AtomicUsize>,
+    receiver: Receiver<Event>,
+    queued: Arc<Queued>,
 }
 
 /// An empty queue of events.
 pub fn events() -> (Events, EventQueue) {
     let (sender, receiver) = sync_channel(EVENTS_MAX);
-    let waiting = Arc::new(AtomicUsize::new(0));
-    (Events { sender, waiting: Arc::clone(&waiting) }, EventQueue { receiver, waiting })
+    let queued = Arc::<Queued>::default();
+    (Events { sender, queued: Arc::clone(&queued) }, EventQueue { receiver, queued })
 }
 
 impl Events {
     /// Whether there was room for `event`.
     fn tell(&self, event: Event) -> bool {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let is_told = self.sender.try_send(event).is_ok();
+        let (queued, most) = self.queued.of(&event);
+        let is_told =
+            queued.fetch_add(1, Ordering::Relaxed) < most && self.sender.try_send(event).is_ok();
         if !is_told {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            queued.fetch_sub(1, Ordering::Relaxed);
         }
         is_told
     }
 }
 
 impl EventQueue {
-    /// One was taken out; whether so many wait that there is no time for all.
-    pub fn took_one(&self) -> bool {
-        self.waiting.fetch_sub(1, Ordering::Relaxed) > BUSY_EVENTS
+    /// The next one, if one comes within `patience`; an error if none will ever come.
+    pub fn next(&self, patience: Duration) -> Result<Option<Event>, RecvTimeoutError> {
+        let event = match self.receiver.recv_timeout(patience) {
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
+            event => event?,
+        };
+        self.queued.of(&event).0.fetch_sub(1, Ordering::Relaxed);
+        Ok(Some(event))
+    }
+
+    /// Whether so many messages wait that there is no time for all.
+    pub fn is_busy(&self) -> bool {
+        self.queued.messages.load(Ordering::Relaxed) >= BUSY_MESSAGES
     }
 }
 
@@ -170,7 +204,14 @@ impl Sealer {
             let Some(peer) = sessions.peer(number) else { continue };
             let Some(session) = peer.current() else {
                 peer.activity.note_lack();
-                let waits = |datagram| wait(&self.events, number, packets, datagram);
+                let waits = |datagram| {
+                    let may_wait = peer.activity.begin_wait();
+                    let waits = may_wait && wait(&self.events, number, packets, datagram);
+                    if may_wait && !waits {
+                        peer.activity.end_waits(1);
+                    }
+                    waits
+                };
                 self.waiting |= u64::from(plan.datagrams(index).all(waits)) << index;
                 continue;
             };

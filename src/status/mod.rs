@@ -21,7 +21,7 @@ use crate::backend_kind::BackendKind;
 use crate::route::{IpAddress, Prefix, Prefixes};
 
 pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
-pub use self::peer::{Peer, PeerState, Via, WireguardPeer};
+pub use self::peer::{Handshakes, Peer, PeerState, Via, WireguardPeer};
 pub use self::verdict::{Cause, Fault, State, Verdict};
 pub use self::workers::{
     Direction, FastPath, Lately, SWITCHED_OFF, Traffic, Worker, WorkerCounts, counted,
@@ -104,6 +104,8 @@ pub struct Status {
     pub ingress: Option<Direction>,
     /// Those dropped in the last ten minutes, by reason; nothing if nobody looks. Since schema 2.
     pub drops_lately: Option<BTreeMap<String, Lately>>,
+    /// What became of WireGuard's handshakes, where weftd's workers carry its packets.
+    pub handshakes: Option<Handshakes>,
     /// The sum of what else workers count.
     pub worker: Option<WorkerCounts>,
     /// The workers, of which these are the sums.

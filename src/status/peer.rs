@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use derive_more::Display;
+use derive_more::{AddAssign, Display};
 use serde::{Deserialize, Serialize};
 
 use super::verdict::Cause;
@@ -155,6 +155,25 @@ pub struct Peer {
     /// What WireGuard knows of it, where that carries the packets.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub wireguard: Option<WireguardPeer>,
+}
+
+/// What became of WireGuard's handshakes that peers or others have begun or answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, AddAssign)]
+pub struct Handshakes {
+    /// Messages that led to a session.
+    pub completed: u64,
+    /// Messages that are for another key, of nobody known, or forged.
+    pub refused: u64,
+    /// Messages that begin a handshake and are older than one before, or come too soon after it.
+    pub replayed: u64,
+    /// Messages that were answered with a cookie, while there was no time for all.
+    pub cookies: u64,
+    /// Messages that were not looked at then, because their address had its share.
+    pub limited: u64,
+    /// Messages that were not looked at, because too many others waited.
+    pub shed: u64,
+    /// Packets that have waited for a session in vain.
+    pub expired_packets: u64,
 }
 
 /// A peer as WireGuard knows it.

@@ -1,7 +1,7 @@
 //! What workers note of a peer while they carry its packets, for the timers of its handshakes:
 //! plain stores, once a message at most.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Of one peer. Times are of the workers' clock; 0 is never. Several workers write, and the last
 /// one wins, which is as good: they all write the time of their turn.
@@ -21,7 +21,12 @@ pub struct Activity {
     lacks_session: AtomicBool,
     /// Whether datagrams of it came from elsewhere than it was.
     has_moved: AtomicBool,
+    /// Packets that wait for a session, or are on their way there.
+    waiting: AtomicU32,
 }
+
+/// Packets that wait for a session, of one peer: what a few connections begin with.
+pub(super) const WAITING_MAX: u32 = 32;
 
 impl Activity {
     /// Packets are sent to it, in datagrams of so many bytes.
@@ -56,6 +61,18 @@ impl Activity {
     #[inline]
     pub fn note_lack(&self) {
         self.lacks_session.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether one more packet may wait for a session; then it counts.
+    pub fn begin_wait(&self) -> bool {
+        let more = |waiting| (waiting < WAITING_MAX).then_some(waiting + 1);
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// So many wait no more.
+    pub fn end_waits(&self, count: u32) {
+        let less = |waiting: u32| Some(waiting.saturating_sub(count));
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok();
     }
 
     /// Datagrams of it come from elsewhere than it was; whether that is news.

@@ -2,7 +2,6 @@
 //! timers of both (section 6 of WireGuard's paper). Decides by `now` alone and sends nothing: what
 //! is due comes back.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -31,9 +30,6 @@ const KEEPALIVE_NS: u64 = 10 * SECOND_NS;
 const INITIATION_PERIOD_NS: u64 = SECOND_NS / 50;
 /// How long a cookie is of use.
 const COOKIE_LIFE_NS: u64 = 120 * SECOND_NS - REKEY_TIMEOUT_NS;
-
-/// Packets that wait for a session, of one peer: what a few connections begin with.
-const WAITING_MAX: usize = 32;
 
 /// What is due to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +65,7 @@ pub(super) struct Association {
     current: Option<Arc<Session>>,
     next: Option<Arc<Session>>,
     previous: Option<Arc<Session>>,
-    waiting: VecDeque<Box<[u8]>>,
+    waiting: Vec<Box<[u8]>>,
     /// Packets that waited in vain.
     pub(super) expired_packets: u64,
     pub(super) last_handshake_unix: Option<u64>,
@@ -91,7 +87,7 @@ impl Association {
             current: None,
             next: None,
             previous: None,
-            waiting: VecDeque::new(),
+            waiting: Vec::new(),
             expired_packets: 0,
             last_handshake_unix: None,
         }
@@ -172,7 +168,7 @@ impl Association {
     /// Nobody answers: the packets that wait are lost, and nothing is tried until the next one.
     fn give_up(&mut self) {
         (self.attempts, self.pending) = (None, None);
-        self.expired_packets += self.waiting.drain(..).len() as u64;
+        self.expired_packets += self.drain().len() as u64;
     }
 
     /// A handshake was begun, and is sent now. The attempt after it waits a little longer than that
@@ -241,20 +237,19 @@ impl Association {
         has_changed
     }
 
-    /// Keeps a packet until there is a session; whether there is room.
-    pub(super) fn keep(&mut self, packet: Box<[u8]>) -> bool {
-        let has_room = self.waiting.len() < WAITING_MAX;
-        if has_room {
-            self.waiting.push_back(packet);
-        } else {
-            self.expired_packets += 1;
-        }
-        has_room
+    /// Keeps a packet until there is a session. As many come as [`Activity::begin_wait`] lets.
+    pub(super) fn keep(&mut self, packet: Box<[u8]>) {
+        self.waiting.push(packet);
     }
 
     /// The packets that have waited, once there is a session.
-    pub(super) fn take_waiting(&mut self) -> VecDeque<Box<[u8]>> {
-        if self.sending().is_some() { std::mem::take(&mut self.waiting) } else { VecDeque::new() }
+    pub(super) fn take_waiting(&mut self) -> Vec<Box<[u8]>> {
+        if self.sending().is_some() { self.drain() } else { Vec::new() }
+    }
+
+    fn drain(&mut self) -> Vec<Box<[u8]>> {
+        self.activity.end_waits(self.waiting.len() as u32);
+        std::mem::take(&mut self.waiting)
     }
 
     pub(super) fn set_cookie(&mut self, cookie: Code, now_ns: u64) {

@@ -273,8 +273,13 @@ impl Interface {
         random: &mut impl Randomness,
         out: &mut Vec<Send>,
     ) {
-        let Ok(peer) = self.peer_mut(number) else { return };
-        if peer.keep(packet) && peer.sending().is_none() {
+        let Ok(peer) = self.peer_mut(number) else {
+            // The peer has gone meanwhile.
+            self.counts.expired_packets += 1;
+            return;
+        };
+        peer.keep(packet);
+        if peer.sending().is_none() {
             peer.want_handshake(now.ns);
         }
         self.tick_peer(number, now, random, out);

@@ -10,13 +10,13 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 542, 4545),
-    ("backend", 8555, 89650),
+    ("backend", 8581, 89856),
     ("bin", 15, 144),
     ("config", 1840, 18855),
-    ("daemon", 3721, 38651),
+    ("daemon", 3739, 38760),
     ("control", 5872, 59354),
     ("device", 493, 5308),
-    ("engine", 2183, 20546),
+    ("engine", 2216, 20818),
     ("fast_path", 741, 6759),
     ("forward", 814, 7787),
     ("host", 3252, 34775),
@@ -26,10 +26,10 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("rights", 55, 575),
     ("route", 583, 6034),
     ("stats", 282, 2495),
-    ("status", 617, 4528),
+    ("status", 628, 4605),
     ("sys", 1255, 13348),
     ("tool", 5786, 63793),
-    ("wireguard", 1362, 13287),
+    ("wireguard", 1372, 13411),
 ];
 
 /// Lines and tokens.

@@ -13,7 +13,7 @@ use crate::host::netlink::{self, NetlinkError, devices};
 use crate::host::state::Link;
 use crate::route::Prefixes;
 use crate::stats::WorkerStats;
-use crate::status::Worker;
+use crate::status::{Handshakes, Worker};
 use crate::wireguard::difference::PeerEdit;
 use crate::wireguard::keys::PrivateKey;
 
@@ -100,6 +100,14 @@ impl WireguardDevice {
         match self {
             Self::Kernel => Vec::new(),
             Self::Userspace(userspace) => userspace.workers(),
+        }
+    }
+
+    /// What became of handshakes, if it is in this process.
+    pub(super) fn handshakes(&self) -> Option<Handshakes> {
+        match self {
+            Self::Kernel => None,
+            Self::Userspace(userspace) => Some(userspace.handshakes()),
         }
     }
 

@@ -6,7 +6,6 @@ use std::iter::once;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,7 +19,7 @@ use crate::failure::lock;
 use crate::packet::Span;
 use crate::route::{Peer, Place, Published, Table};
 use crate::wireguard::difference::{FoundPeer, PeerEdit};
-use crate::wireguard::interface::Send;
+use crate::wireguard::interface::{Counts, Send};
 use crate::wireguard::keys::{PrivateKey, PublicKey};
 use crate::wireguard::{Interface, Now, Randomness, Sessions};
 
@@ -63,6 +62,11 @@ impl Shared {
     pub(super) fn found(&self) -> (PublicKey, Vec<FoundPeer>) {
         let interface = lock(&self.interface);
         (interface.public_key(), interface.found())
+    }
+
+    /// What became of handshakes so far.
+    pub(super) fn counts(&self) -> Counts {
+        lock(&self.interface).counts()
     }
 
     /// What has changed, sessions first: a peer that has no place in them gets no packets.
@@ -142,15 +146,11 @@ struct Work {
 impl Work {
     /// Waits for an event, and does what follows from it and what is due; whether it is over.
     fn turn(&mut self) -> bool {
-        let event = match self.queue.receiver.recv_timeout(TICK) {
-            Ok(event) => Some(event),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => return true,
-        };
+        let Ok(event) = self.queue.next(TICK) else { return true };
         let (now, mut out) = (now(), Vec::new());
         let mut interface = lock(&self.shared.interface);
         if let Some(event) = event {
-            if self.queue.took_one() {
+            if self.queue.is_busy() {
                 self.busy_until_ns = now.ns + BUSY_NS;
             }
             let is_busy = now.ns < self.busy_until_ns;

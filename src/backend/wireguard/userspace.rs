@@ -26,11 +26,12 @@ use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::Link;
 use crate::route::{Families, Prefixes};
 use crate::stats::WorkerStats;
-use crate::status::Worker;
+use crate::status::{Handshakes, Worker};
 use crate::wireguard::difference::PeerEdit;
+use crate::wireguard::interface::Counts;
 use crate::wireguard::keys::PrivateKey;
 
-use super::handshakes::{Handshakes, Shared};
+use super::handshakes::{self, Shared};
 use super::plan::{Plan, Underlay};
 use super::uapi::Uapi;
 
@@ -93,7 +94,7 @@ struct Device {
 struct Running {
     team: Team,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
-    _handshakes: Handshakes,
+    _handshakes: handshakes::Handshakes,
 }
 
 impl std::fmt::Debug for Userspace {
@@ -123,6 +124,26 @@ impl Userspace {
     /// What the workers of all devices count.
     pub(super) fn stats(&self) -> Vec<Arc<WorkerStats>> {
         lock(&self.stats).values().flatten().cloned().collect()
+    }
+
+    /// What became of all handshakes since the devices were made.
+    pub(super) fn handshakes(&self) -> Handshakes {
+        let mut all = Handshakes::default();
+        for device in lock(&self.devices).values() {
+            let Counts { completed, refused, replayed, cookies, limited, expired_packets } =
+                device.shared.counts();
+            let shed = device.seats.iter().map(|seat| seat.stats.handshakes_shed.get()).sum();
+            all += Handshakes {
+                completed,
+                refused,
+                replayed,
+                cookies,
+                limited,
+                shed,
+                expired_packets,
+            };
+        }
+        all
     }
 
     /// What those workers are, in the same order.
@@ -246,7 +267,7 @@ impl Device {
     ) -> Result<(), UserspaceError> {
         let Some(first) = self.seats.first() else { return Ok(()) };
         let (handshakes, events) =
-            Handshakes::spawn(Arc::clone(&self.shared), Arc::clone(&first.socket))
+            handshakes::Handshakes::spawn(Arc::clone(&self.shared), Arc::clone(&first.socket))
                 .map_err(UserspaceError::Thread)?;
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let orders = Orders {

@@ -105,10 +105,11 @@ fn what_a_peer_has_not_sealed_is_dropped_for_its_reason() {
     assert_eq!(stats.ingress.drops_total(), 7);
     assert_eq!(stats.ingress.packets_received.get(), 9);
     assert_eq!((stats.keepalives.get(), stats.handshakes.get()), (1, 1));
-    let told = queue.receiver.try_iter().collect::<Vec<_>>();
-    let [Event::Message { bytes, length, source }] = &told[..] else { panic!("{told:?}") };
-    assert_eq!(bytes[..*length], initiation);
-    assert_eq!(*source, scene.peer.local_addr().unwrap());
+    let told = queue.next(Duration::ZERO).unwrap();
+    let Some(Event::Message { bytes, length, source }) = told else { panic!("{told:?}") };
+    assert_eq!(bytes[..length], initiation);
+    assert_eq!(source, scene.peer.local_addr().unwrap());
+    assert!(!matches!(queue.next(Duration::ZERO), Ok(Some(_))), "more than the handshake");
 }
 
 #[test]
@@ -124,7 +125,8 @@ fn a_packet_without_a_session_waits_and_is_not_counted_as_lost() {
     let stats = Arc::clone(&scene.stats);
     let worker = Worker::spawn(config, |_end| ()).unwrap();
     scene.give_host(b"early");
-    let Ok(Event::Waiting { peer: 0, packet }) = queue.receiver.recv() else {
+    let patience = Duration::from_secs(60);
+    let Ok(Some(Event::Waiting { peer: 0, packet })) = queue.next(patience) else {
         panic!("nobody is told that a packet waits");
     };
     drop(worker);
@@ -201,4 +203,24 @@ proptest! {
             prop_assert!(opened[expected.len()..].iter().all(|byte| *byte == 0));
         }
     }
+}
+
+/// A pod sends to many hosts that are down.
+#[test]
+fn packets_without_a_session_leave_room_for_handshakes() {
+    let (events, queue) = events();
+    let packet = || Event::Waiting { peer: 7, packet: Box::from([0; 64]) };
+    let told = (0..2 * EVENTS_MAX).filter(|_| events.tell(packet())).count();
+    assert_eq!(told, WAITING_MAX, "a pod's packets take up the queue");
+    let source = ([192, 0, 2, 1], 7).into();
+    let message = || Event::Message { bytes: [0; HANDSHAKE_BYTES_MAX], length: 148, source };
+    assert!(events.tell(message()), "no host gets a session any more");
+    assert!(!queue.is_busy(), "honest hosts are asked for proofs because of a pod");
+    for _ in 0..WAITING_MAX {
+        queue.next(Duration::ZERO).unwrap();
+    }
+    let told = (0..2 * EVENTS_MAX).filter(|_| events.tell(message())).count();
+    assert!(told < EVENTS_MAX && queue.is_busy());
+    assert!(matches!(queue.next(Duration::ZERO), Ok(Some(Event::Message { .. }))));
+    assert!(events.tell(packet()), "what has been taken out makes room");
 }
