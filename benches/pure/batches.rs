@@ -277,7 +277,13 @@ impl IngressBatch {
             arena[span.range()].copy_from_slice(&packets.concat());
             let segment_bytes = if packets.len() > 1 { packets[0].len() as u16 } else { 0 };
             let sender = peers[peer].address;
-            batches.push(GroBatch { span, segment_bytes, sender, ecn: Ecn::NotEct });
+            batches.push(GroBatch {
+                span,
+                segment_bytes,
+                sender,
+                source: sender,
+                ecn: Ecn::NotEct,
+            });
             heads.extend(packets.iter().enumerate().map(|(place, packet)| {
                 let head = *packet.first_chunk().expect("longer than its headers");
                 (at + place * packet.len(), head)

@@ -207,7 +207,8 @@ impl Walk {
         bytes.truncate(65_507);
         let segment_bytes = any_size.map_or(first_bytes as u16, u16::from);
         let sender = SENDERS[usize::from(how >> 6)].into();
-        let batch = GroBatch { span: self.place(bytes), segment_bytes, sender, ecn };
+        let batch =
+            GroBatch { span: self.place(bytes), segment_bytes, sender, source: sender, ecn };
         let stats = &self.stats.ingress;
         let (local, table, icmp_limit) = (&self.local, &self.table, &self.icmp_limit);
         let context = Context { local, table, stats, icmp_limit, now_ns: self.now_ns };

@@ -312,8 +312,9 @@ impl WireguardBackend {
         let mtu_bytes = plan::mtu_bytes(&self.settings, external);
         let tunnels = self.tunnels.iter().map(|tunnel| tunnel.describe(mtu_bytes));
         let shared = if self.settings.preshared_key.is_some() { ", with a PSK" } else { "" };
-        let description =
-            format!("{} over {}{shared}", tunnels.collect::<Vec<_>>().join("; "), external.name);
+        let tunnels = tunnels.collect::<Vec<_>>().join("; ");
+        let (below, by) = (&external.name, self.device.carrier());
+        let description = format!("{tunnels} over {below}{shared}, carried by {by}");
         self.reporter.follow(external, mtu_bytes);
         let [first, last] = [self.tunnels.first(), self.tunnels.last()];
         let [first, last] = [first, last].map(|tunnel| tunnel.map(|tunnel| tunnel.plan));

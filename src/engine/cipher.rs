@@ -2,7 +2,7 @@
 //! sealed before they are sent, and opened after they were received. Handshakes are another
 //! thread's, which is told of them.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -16,6 +16,7 @@ use crate::stats::{DropReason, WorkerStats};
 use crate::wireguard::Sessions;
 use crate::wireguard::message::{DATA_HEADER_BYTES, HANDSHAKE_BYTES_MAX, Message};
 use crate::wireguard::session::{OVERHEAD_BYTES, PADDED_TO_BYTES, Session, TAG_BYTES, Unopened};
+use crate::wireguard::sessions::{identity, number_of};
 
 /// What a packet becomes longer by at most.
 pub(super) const GROWTH_BYTES: u16 = (OVERHEAD_BYTES + PADDED_TO_BYTES - 1) as u16;
@@ -164,6 +165,8 @@ pub(super) struct Sealer {
     /// Of the messages of the plan, a bit each.
     ready: u64,
     waiting: u64,
+    /// Where those go that are ready.
+    destinations: [SocketAddr; MESSAGES_MAX],
     /// Whether the plan is sealed.
     is_done: bool,
 }
@@ -172,7 +175,8 @@ impl Sealer {
     /// One whose datagrams lie in the arena from `sealed_at` on.
     pub(super) fn new(cipher: &Cipher, sealed_at: usize) -> Self {
         let (sessions, events) = (cipher.sessions.reader(), cipher.events.clone());
-        Self { sessions, events, sealed_at, ready: 0, waiting: 0, is_done: false }
+        let destinations = [SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0); MESSAGES_MAX];
+        Self { sessions, events, sealed_at, ready: 0, waiting: 0, destinations, is_done: false }
     }
 
     /// The plan has been carried out, or is forgotten.
@@ -190,6 +194,11 @@ impl Sealer {
         }
     }
 
+    /// Where message `index` goes, which is ready.
+    pub(super) fn destination(&self, index: usize) -> SocketAddr {
+        self.destinations[index]
+    }
+
     /// Seals the datagrams of the plan, unless that is done.
     pub(super) fn seal(&mut self, plan: &mut SendPlan, arena: &mut [u8], context: &Context<'_>) {
         if std::mem::replace(&mut self.is_done, true) {
@@ -200,9 +209,9 @@ impl Sealer {
         let (sessions, mut used_bytes) = (self.sessions.load(), 0);
         for index in 0..plan.messages().len() {
             let destination = context.table.address(plan.messages()[index].destination);
-            let Some(number) = sessions.number_at(destination) else { continue };
+            let Some(number) = number_of(destination) else { continue };
             let Some(peer) = sessions.peer(number) else { continue };
-            let Some(session) = peer.current() else {
+            let Some((session, endpoint)) = peer.current().zip(peer.endpoint) else {
                 peer.activity.note_lack();
                 let waits = |datagram| {
                     let may_wait = peer.activity.begin_wait();
@@ -228,6 +237,7 @@ impl Sealer {
                 let span = Span::new(self.sealed_at + start, used_bytes - start);
                 plan.replace(index, span, segment_bytes as u16);
                 peer.activity.sends((used_bytes - start) as u64, context.now_ns);
+                self.destinations[index] = endpoint;
                 self.ready |= 1 << index;
             }
         }
@@ -268,7 +278,7 @@ fn wait(events: &Events, peer: u32, packets: &[u8], spans: [Span; 2]) -> bool {
 /// What came out of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Opened {
-    /// A packet of so many bytes, behind the header, of the peer that this address stands for.
+    /// A packet of so many bytes, behind the header, of the peer for which this address stands.
     Packet(usize, SocketAddr),
     /// Nothing that is a packet.
     Nothing,
@@ -329,8 +339,7 @@ impl Opener {
             return Opened::Refused(DropReason::UnknownSession);
         };
         let has_packets = packet_bytes > 0;
-        let endpoint = peer.endpoint;
-        if endpoint != Some(source) && peer.activity.note_move() {
+        if peer.endpoint != Some(source) && peer.activity.note_move() {
             self.events.tell(Event::Moved { peer: number, source });
         }
         match &mut self.heard {
@@ -347,8 +356,7 @@ impl Opener {
             stats.keepalives.add(1);
             return Opened::Nothing;
         }
-        // A peer that is nowhere yet is where it came from, but no route leads there so far.
-        Opened::Packet(packet_bytes, endpoint.unwrap_or(source))
+        Opened::Packet(packet_bytes, identity(number))
     }
 
     /// Notes what was heard since the last call.

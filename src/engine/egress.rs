@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::forward::{Context, Egress};
@@ -189,7 +190,7 @@ impl<'a> EgressHalf<'a> {
                 *waits_for_source = by_source;
                 let datagrams = (first..first + count).map(|index| {
                     let Message { destination, segments, segment_bytes, .. } = messages[index];
-                    let destination = context.table.address(destination);
+                    let destination = address(sealer.as_ref(), context, destination, index);
                     let segment_bytes = (segments > 1).then_some(segment_bytes);
                     Datagrams { destination, segment_bytes, spans: plan.spans(index) }
                 });
@@ -205,22 +206,12 @@ impl<'a> EgressHalf<'a> {
                     }
                 }
                 Outcome::Refused => {
-                    let message = &messages[range.start];
-                    config.socket.set_fragmenting(true);
+                    let (index, message) = (range.start, &messages[range.start]);
+                    let to = address(sealer.as_ref(), context, message.destination, index);
                     let mut offers = offers.borrow_mut();
-                    let by_source = offers.is_by_source(message, context.now_ns);
-                    let by = config.socket.sender(by_source);
-                    let (sent, refusal) =
-                        send_one_by_one(config, context, arena, plan, range.start, singles, by);
-                    if let Some(reason) = refusal.filter(|_| sent == 0) {
-                        let refused = offers.refused(by_source);
-                        refused.note(message.destination.host, reason, context.now_ns);
-                    }
-                    if message.segments > 1 {
-                        config.stats.gso_fallbacks.add(1);
-                        // What refuses single datagrams as well has nothing against GSO.
-                        refusing = (sent > 0).then_some(message.destination).or(refusing);
-                    }
+                    let refuses =
+                        send_apart(config, context, arena, plan, (index, to), singles, &mut offers);
+                    refusing = refuses.or(refusing);
                 }
                 Outcome::Dropped(reason) => {
                     let Message { destination, segments, .. } = messages[range.start];
@@ -241,6 +232,42 @@ impl<'a> EgressHalf<'a> {
         }
         replies.clear();
     }
+}
+
+/// Sends refused message `index` to `to` in another form; returns its destination, if that refuses
+/// GSO batches and nothing else.
+fn send_apart(
+    config: &WorkerConfig,
+    context: &Context<'_>,
+    arena: &[u8],
+    plan: &SendPlan,
+    (index, to): (usize, SocketAddr),
+    singles: &mut SendBatch,
+    offers: &mut Offers,
+) -> Option<Endpoint> {
+    let message = &plan.messages()[index];
+    config.socket.set_fragmenting(true);
+    let by_source = offers.is_by_source(message, context.now_ns);
+    let by = config.socket.sender(by_source);
+    let (sent, refusal) = send_one_by_one(config, context, arena, plan, (index, to), singles, by);
+    if let Some(reason) = refusal.filter(|_| sent == 0) {
+        offers.refused(by_source).note(message.destination.host, reason, context.now_ns);
+    }
+    if message.segments > 1 {
+        config.stats.gso_fallbacks.add(1);
+    }
+    // What refuses single datagrams as well has nothing against GSO.
+    (message.segments > 1 && sent > 0).then_some(message.destination)
+}
+
+/// Where message `index` goes, whose destination this is.
+fn address(
+    sealer: Option<&Sealer>,
+    context: &Context<'_>,
+    destination: Endpoint,
+    index: usize,
+) -> SocketAddr {
+    sealer.map_or_else(|| context.table.address(destination), |it| it.destination(index))
 }
 
 /// Counts message `index`, also for the peer that it went to, and marks the peer if its datagrams
@@ -279,7 +306,7 @@ fn send_one_by_one(
     context: &Context<'_>,
     arena: &[u8],
     plan: &SendPlan,
-    index: usize,
+    (index, to): (usize, SocketAddr),
     singles: &mut SendBatch,
     sender: BorrowedFd<'_>,
 ) -> (usize, Option<DropReason>) {
@@ -290,7 +317,6 @@ fn send_one_by_one(
         0..usize::from(segments),
         |_| false,
         |first| {
-            let to = context.table.address(destination);
             let single = |spans| Datagrams { destination: to, segment_bytes: None, spans };
             let sent = singles.send(sender, arena, datagrams(first).map(single));
             sent.map_err(Unsent::Refused)

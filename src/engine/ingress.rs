@@ -55,6 +55,7 @@ impl Half for IngressHalf<'_> {
                 span: Span::new(slot * RECEIVE_SLOTS.stride, received.bytes),
                 segment_bytes: received.segment_bytes.unwrap_or(received.bytes as u16),
                 sender: received.source,
+                source: received.source,
                 ecn: Ecn::of(received.type_of_service),
             };
             let (sender, moved) = match self.opener {
@@ -144,7 +145,7 @@ impl<'a> IngressHalf<'a> {
             let Some(opener) = &mut self.opener else { break };
             let stats = &self.config.stats;
             let datagram = &mut self.receives.arena[range.clone()];
-            match opener.open(datagram, batch.sender, stats, context.now_ns) {
+            match opener.open(datagram, batch.source, stats, context.now_ns) {
                 Opened::Packet(bytes, of) => {
                     sender = of;
                     let span = Span::new(range.start + DATA_HEADER_BYTES, bytes);
@@ -156,7 +157,7 @@ impl<'a> IngressHalf<'a> {
                 Opened::Refused(reason) => {
                     context.stats.packets_received.add(1);
                     context.stats.bytes_received.add(range.len() as u64);
-                    context.drop(reason, 1, Some(batch.sender), &[]);
+                    context.drop(reason, 1, Some(batch.source), &self.receives.arena[range]);
                 }
             }
         }

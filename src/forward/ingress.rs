@@ -22,8 +22,10 @@ pub struct GroBatch {
     pub span: Span,
     /// Size of each datagram but the last; 0 for a single datagram, whatever its size.
     pub segment_bytes: u16,
-    /// Who sent it.
+    /// Who sent it, as the route table knows hosts.
     pub sender: SocketAddr,
+    /// Where it came from, which is mostly the same.
+    pub source: SocketAddr,
     /// ECN field of the headers around the datagrams. The kernel merges equal ones only (since 6.9
     /// and the stable releases of May 2024; before, what it tells is the first one's).
     pub ecn: Ecn,
@@ -34,6 +36,7 @@ impl GroBatch {
         span: Span { offset: 0, bytes: 0 },
         segment_bytes: 0,
         sender: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        source: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
         ecn: Ecn::NotEct,
     };
 }
@@ -124,13 +127,13 @@ impl Ingress {
         context.stats.packets_received.add(u64::from(packets.max(1)));
         context.stats.bytes_received.add(u64::from(batch.span.bytes));
         if batch.span.bytes == 0 {
-            context.drop(DropReason::Runt, 1, Some(batch.sender), &[]);
+            context.drop(DropReason::Runt, 1, Some(batch.source), &[]);
             return Ok(());
         }
         let packet = batch.span.of(arena).unwrap_or_default();
         let shed = self.shedder.shed(packet, packets, context.now_ns);
         if shed > 0 {
-            let (reason, sender) = (DropReason::ReceiveOverload, Some(batch.sender));
+            let (reason, sender) = (DropReason::ReceiveOverload, Some(batch.source));
             context.drop(reason, shed as usize, sender, packet);
         }
         if shed == packets {
@@ -175,7 +178,7 @@ impl Ingress {
             }
             _ => {
                 let bytes = self.current.of(arena).unwrap_or_default();
-                context.drop(reason, 1, Some(self.batch.sender), bytes);
+                context.drop(reason, 1, Some(self.batch.source), bytes);
             }
         }
     }
@@ -205,15 +208,15 @@ impl Ingress {
             return context.stats.drop(DropReason::InternalError, 1);
         };
         if transport::lacks_checksum(&header, bytes) {
-            return context.drop(DropReason::BadChecksum, 1, Some(self.batch.sender), bytes);
+            return context.drop(DropReason::BadChecksum, 1, Some(self.batch.source), bytes);
         }
         let Context { local, table, .. } = context;
         let (host, known) = (context.host(leased), known(&mut self.known));
-        let GroBatch { sender, ecn: outer_ecn, .. } = &self.batch;
+        let GroBatch { sender, source, ecn: outer_ecn, .. } = &self.batch;
         let ecn = match decide::ingress(host, sender, *outer_ecn, &header, bytes, known) {
             Ok(ecn) => ecn,
             Err(Refusal { reason, answer }) => {
-                context.drop(reason, 1, Some(*sender), bytes);
+                context.drop(reason, 1, Some(*source), bytes);
                 if let Some(kind) = answer {
                     let (source, endpoint) = (leased.tun_address(), table.endpoint(header.source));
                     self.replies.answer(context, kind, source, endpoint, &header, bytes);

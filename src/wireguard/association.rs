@@ -44,7 +44,6 @@ pub(super) enum Due {
 pub(super) struct Pending {
     pub(super) initiator: Initiator,
     pub(super) local_index: u32,
-    pub(super) mac1: Code,
     sent_ns: u64,
 }
 
@@ -61,6 +60,8 @@ pub(super) struct Association {
     attempts: Option<(u64, u64)>,
     /// The time in the last handshake that the peer has begun, and when that came.
     last_initiation: Option<(Timestamp, u64)>,
+    /// The first code of the message of a handshake that was sent last, to which a cookie belongs.
+    pub(super) sent_mac1: Option<Code>,
     cookie: Option<(Code, u64)>,
     current: Option<Arc<Session>>,
     next: Option<Arc<Session>>,
@@ -83,6 +84,7 @@ impl Association {
             pending: None,
             attempts: None,
             last_initiation: None,
+            sent_mac1: None,
             cookie: None,
             current: None,
             next: None,
@@ -173,9 +175,9 @@ impl Association {
 
     /// A handshake was begun, and is sent now. The attempt after it waits a little longer than that
     /// of others.
-    pub(super) fn began(&mut self, pending: (Initiator, u32, Code), now_ns: u64, jitter_ns: u64) {
-        let (initiator, local_index, mac1) = pending;
-        self.pending = Some(Pending { initiator, local_index, mac1, sent_ns: now_ns });
+    pub(super) fn began(&mut self, pending: (Initiator, u32), now_ns: u64, jitter_ns: u64) {
+        let (initiator, local_index) = pending;
+        self.pending = Some(Pending { initiator, local_index, sent_ns: now_ns });
         let since_ns = self.attempts.map_or(now_ns, |(since_ns, _)| since_ns);
         self.attempts = Some((since_ns, now_ns + REKEY_TIMEOUT_NS + jitter_ns));
         self.activity.sends_keepalive(INITIATION_BYTES as u64, now_ns);

@@ -22,7 +22,7 @@ use super::noise::{
 use super::numbers::{Numbers, place_of};
 use super::peer::PeerState;
 use super::session::{OVERHEAD_BYTES, PADDED_TO_BYTES, Session};
-use super::sessions::Sessions;
+use super::sessions::{Sessions, identity};
 
 /// The moment, on both clocks.
 #[derive(Debug, Clone, Copy)]
@@ -212,7 +212,8 @@ impl Interface {
         let numbers = (number, local_index, index_at(message, 4));
         let session = session(numbers, &keys, now, false)?;
         let peer = self.peer_mut(number)?;
-        sign(&mut bytes, &peer.public_key, peer.cookie(now.ns));
+        let mac1 = sign(&mut bytes, &peer.public_key, peer.cookie(now.ns));
+        peer.sent_mac1 = Some(mac1);
         peer.has_answered(session, now.unix_ns / 1_000_000_000);
         peer.activity.received(message.len() as u64, false, now.ns);
         peer.activity.sends_keepalive(bytes.len() as u64, now.ns);
@@ -254,8 +255,8 @@ impl Interface {
         let number = self.numbers.owner(index_at(reply, 4));
         let peer = number.and_then(|number| self.peer_mut(number).ok());
         let cookie = peer.and_then(|peer| {
-            let mac1 = peer.pending.as_ref()?.mac1;
-            let cookie = read_reply(reply, &peer.public_key, &mac1)?;
+            // Of a first message or of an answer, whichever was sent last.
+            let cookie = read_reply(reply, &peer.public_key, peer.sent_mac1.as_ref()?)?;
             peer.set_cookie(cookie, now.ns);
             Some(())
         });
@@ -285,18 +286,13 @@ impl Interface {
         self.tick_peer(number, now, random, out);
     }
 
-    /// Authentic datagrams of the peer came from `source`. It is not moved to where another one is:
-    /// by what a peer says of itself no packets go to the wrong one.
+    /// Authentic datagrams of the peer came from `source`: it is there.
     pub fn moved(&mut self, number: u32, source: SocketAddr) {
-        let mut others = self.peers.iter().zip(0..).filter(|(_, other)| *other != number);
-        if others.any(|(peer, _)| peer.as_ref().is_some_and(|it| it.endpoint == Some(source))) {
-            return;
-        }
         if let Ok(peer) = self.peer_mut(number)
             && peer.endpoint != Some(source)
         {
             peer.endpoint = Some(source);
-            (self.has_changed, self.has_moved) = (true, true);
+            self.has_changed = true;
         }
     }
 
@@ -345,7 +341,8 @@ impl Interface {
         let mac1 = sign(&mut bytes, &peer.public_key, peer.cookie(now.ns));
         // Up to a third of a second (section 6.1 of the paper).
         let jitter_ns = (u64::from(u32::from_le_bytes(jitter)) * 333_000_000) >> 32;
-        peer.began((initiator, local_index, mac1), now.ns, jitter_ns);
+        peer.sent_mac1 = Some(mac1);
+        peer.began((initiator, local_index), now.ns, jitter_ns);
         out.push(Send { to, bytes });
     }
 
@@ -388,9 +385,10 @@ impl Interface {
         std::mem::take(&mut self.has_moved)
     }
 
-    /// The peers that packets can go to: what is theirs, and where they are.
+    /// What is whose: subnets, and what stands for the peer that has them.
     pub fn routes(&self) -> impl Iterator<Item = (Prefixes, SocketAddr)> {
-        self.peers.iter().flatten().filter_map(|peer| peer.allowed.zip(peer.endpoint))
+        let numbered = self.peers.iter().zip(0..);
+        numbered.filter_map(|(peer, number)| Some((peer.as_ref()?.allowed?, identity(number))))
     }
 
     /// The peers as they are.
@@ -427,19 +425,7 @@ impl Interface {
         }
         let peers: Box<[_]> =
             self.peers.iter().map(|peer| peer.as_ref().map(|peer| peer.published())).collect();
-        let endpoints = peers
-            .iter()
-            .zip(0..)
-            .filter_map(|(peer, number)| Some((peer.as_ref()?.endpoint?, number)));
-        // Of several peers that are said to be at one place, the first is.
-        let mut by_endpoint: Vec<_> = endpoints.collect();
-        by_endpoint.sort_unstable();
-        by_endpoint.dedup_by_key(|(endpoint, _)| *endpoint);
-        Sessions {
-            peers,
-            by_endpoint: by_endpoint.into_boxed_slice(),
-            places: places.into_boxed_slice(),
-        }
+        Sessions { peers, places: places.into_boxed_slice() }
     }
 
     /// Has the numbers of what is no more be given again.

@@ -1,6 +1,6 @@
 //! The sessions in force, as workers see them: published whole, then immutable.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use super::activity::Activity;
@@ -15,8 +15,6 @@ pub(super) const PLACE_BITS: u32 = 20;
 pub struct Sessions {
     /// In the order of their numbers; none where a peer was removed.
     pub(super) peers: Box<[Option<PeerSessions>]>,
-    /// Numbers of the peers that have endpoints, in ascending order of these. No two have one.
-    pub(super) by_endpoint: Box<[(SocketAddr, u32)]>,
     /// By the low bits of their numbers.
     pub(super) places: Box<[Option<Arc<Session>>]>,
 }
@@ -50,18 +48,29 @@ impl Sessions {
         self.peers.get(number as usize)?.as_ref()
     }
 
-    /// The number of the peer at `endpoint`.
-    #[inline]
-    pub fn number_at(&self, endpoint: SocketAddr) -> Option<u32> {
-        let found = self.by_endpoint.binary_search_by_key(&endpoint, |(endpoint, _)| *endpoint);
-        found.ok().and_then(|at| self.by_endpoint.get(at)).map(|(_, number)| *number)
-    }
-
     /// The session that has this number here.
     #[inline]
     pub fn session(&self, local_index: u32) -> Option<&Session> {
         let place = (local_index & ((1 << PLACE_BITS) - 1)) as usize;
         let session = self.places.get(place)?.as_deref()?;
         (session.local_index == local_index).then_some(session)
+    }
+}
+
+/// The first of the addresses that stand for peers: class E, which no host has.
+const IDENTITIES: u32 = 0xf000_0000;
+
+/// What stands for a peer where others have their address, in the route table and as the sender of
+/// a packet: peers are known by their keys, and several may be, or claim to be, at one address.
+pub fn identity(number: u32) -> SocketAddr {
+    (Ipv4Addr::from_bits(IDENTITIES | number), 1).into()
+}
+
+/// The number of the peer for which `identity` stands.
+#[inline]
+pub fn number_of(identity: SocketAddr) -> Option<u32> {
+    match identity {
+        SocketAddr::V4(it) => it.ip().to_bits().checked_sub(IDENTITIES),
+        SocketAddr::V6(_) => None,
     }
 }

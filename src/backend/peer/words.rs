@@ -110,9 +110,11 @@ fn one_way(way: Way, host: IpAddr, what: &str) -> String {
             "its packets reach this host, and none was seen to go on to a pod here: {} that drops \
              {what} from {host}, or what comes out of the tunnel, with udp `weft drops` says what \
              weftd drops; else they are damaged on the way (InCsumErrors of `nstat -az` grows), \
-             with vxlan of another VNI (`ip -d link show type vxlan` on both hosts), or what `weft \
-             check` can't judge drops them: an IPsec policy (`ip xfrm policy`) or a rule (`nft \
-             list ruleset`). If pods reach each other, such a rule drops pings alone, which is no \
+             with vxlan of another VNI (`ip -d link show type vxlan` on both hosts), with \
+             wireguard of another PSK or key, or handshakes are flooded (HANDSHAKE in `weft \
+             peers` is old, `flannel_wireguard_handshakes_total` grows), or what `weft check` \
+             can't judge drops them: an IPsec policy (`ip xfrm policy`) or a rule (`nft list \
+             ruleset`). If pods reach each other, such a rule drops pings alone, which is no \
              fault",
             match host {
                 IpAddr::V4(_) => "`weft check` here looks for a rule, route or rp_filter",

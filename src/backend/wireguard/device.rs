@@ -87,6 +87,14 @@ impl WireguardDevice {
         }
     }
 
+    /// Who carries its packets, for the log and the status.
+    pub(super) fn carrier(&self) -> &'static str {
+        match self {
+            Self::Kernel => "the kernel",
+            Self::Userspace(_) => "weftd's workers",
+        }
+    }
+
     /// What its workers count, if it is in this process.
     pub(super) fn stats(&self) -> Vec<Arc<WorkerStats>> {
         match self {

@@ -155,6 +155,7 @@ impl Tunnel {
         }
         if is_new {
             self.set.clear();
+            self.imposed_mtu_bytes = None;
         }
         self.index = Some(index);
         let imposed = Some(mtu_bytes).filter(|_| self.imposed_mtu_bytes != Some(mtu_bytes));

@@ -11,7 +11,7 @@ use crate::engine::{Engine, Worker, WorkerConfig};
 use crate::forward::tests::{FAR, POD, local, udp};
 use crate::forward::{IcmpLimiter, Local, Senders};
 use crate::offload::Full;
-use crate::route::{Endpoint, Peer, Table};
+use crate::route::{Endpoint, Peer, Published, Table};
 use crate::stats::DirectionStats;
 use crate::wireguard::interface::tests::pair;
 
@@ -24,6 +24,8 @@ fn sealed_scene(engine: Engine) -> (Scene, WorkerConfig, EventQueue, Sessions) {
     let sessions = Place::new(one.take_changed().unwrap());
     config.cipher = Some(Cipher { sessions, events });
     config.local = Local { senders: Senders::Proven, ..config.local };
+    let peer = Peer::new("10.5.2.0/24".parse().unwrap(), identity(0));
+    config.routes = Published::new(Table::build(vec![Arc::new(peer)]));
     (scene, config, queue, other.take_changed().unwrap())
 }
 
@@ -122,6 +124,8 @@ fn a_packet_without_a_session_waits_and_is_not_counted_as_lost() {
     let (events, queue) = events();
     let sessions = Place::new(one.take_changed().unwrap());
     config.cipher = Some(Cipher { sessions, events });
+    let peer = Peer::new("10.5.2.0/24".parse().unwrap(), identity(0));
+    config.routes = Published::new(Table::build(vec![Arc::new(peer)]));
     let stats = Arc::clone(&scene.stats);
     let worker = Worker::spawn(config, |_end| ()).unwrap();
     scene.give_host(b"early");
@@ -150,9 +154,9 @@ proptest! {
         let (events, _queue) = events();
         let cipher = Cipher { sessions: Place::new(one.take_changed().unwrap()), events };
         let sessions = other.take_changed().unwrap();
-        let peer = Arc::new(Peer::new("10.5.2.0/24".parse().unwrap(), addresses[1]));
+        let peer = Arc::new(Peer::new("10.5.2.0/24".parse().unwrap(), identity(0)));
         let table = Table::build(vec![peer]);
-        let to = endpoint(&table, addresses[1]);
+        let to = endpoint(&table, identity(0));
 
         let plain_bytes = 1 << 18;
         let mut arena = vec![0; 2 * plain_bytes + SEALED_MORE_BYTES];
@@ -183,6 +187,7 @@ proptest! {
         let mut opened = Vec::new();
         for index in 0..plan.messages().len() {
             prop_assert!(matches!(sealer.outcome(index), Sealed::Ready(_)));
+            prop_assert_eq!(sealer.destination(index), addresses[1]);
             let message = plan.messages()[index];
             prop_assert!(message.bytes <= 65_507, "one send takes no more");
             let mut sizes = Vec::new();

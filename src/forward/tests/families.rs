@@ -376,6 +376,7 @@ fn the_offload_header_of_a_merged_packet() {
         span: crate::packet::Span::new(0, arena.len()),
         segment_bytes: 160,
         sender: PEER,
+        source: PEER,
         ecn: Ecn::NotEct,
     };
     walk.ingress.process(&walk.world.context(), &mut arena, batch).unwrap();

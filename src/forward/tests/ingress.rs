@@ -37,6 +37,7 @@ impl Walk {
             span: Span::new(0, bytes.len()),
             segment_bytes: segment_bytes as u16,
             sender,
+            source: sender,
             ecn: self.outer_ecn,
         };
         let mut taken = self.ingress.process(&self.world.context(), &mut arena, batch);
@@ -216,7 +217,7 @@ fn marks_are_combined_before_packets_are_merged() {
     let mut arena: Vec<u8> = (0..3).flat_map(|mark| capable(mark, 2)).collect();
     for (index, ecn) in [Ecn::NotEct, Ecn::Ce, Ecn::Ect0].into_iter().enumerate() {
         let span = Span::new(index * 128, 128);
-        let datagram = GroBatch { span, segment_bytes: 0, sender: PEER, ecn };
+        let datagram = GroBatch { span, segment_bytes: 0, sender: PEER, source: PEER, ecn };
         let taken = walk.ingress.process(&walk.world.context(), &mut arena, datagram);
         assert_eq!(taken, Ok(()));
     }
@@ -347,7 +348,7 @@ fn what_was_delivered_is_told_once_and_a_panic_forgets_the_rest() {
     assert_eq!(walk.ingress.take_delivered().packets, 0);
     let mut arena = marked(4);
     let span = Span::new(0, bytes);
-    let batch = GroBatch { span, segment_bytes: 0, sender: PEER, ecn: Ecn::NotEct };
+    let batch = GroBatch { span, segment_bytes: 0, sender: PEER, source: PEER, ecn: Ecn::NotEct };
     assert_eq!(walk.ingress.process(&walk.world.context(), &mut arena, batch), Ok(()));
     walk.ingress.abandon();
     assert_eq!(walk.ingress.take_delivered().packets, 0, "written twice, once by the next turn");
@@ -506,7 +507,7 @@ fn a_span_beyond_the_arena_is_internal() {
     let mut walk = Walk::new(ALL);
     let mut arena = marked(0);
     let span = Span::new(0, 300);
-    let batch = GroBatch { span, segment_bytes: 128, sender: PEER, ecn: Ecn::NotEct };
+    let batch = GroBatch { span, segment_bytes: 128, sender: PEER, source: PEER, ecn: Ecn::NotEct };
     let taken = walk.ingress.process(&walk.world.context(), &mut arena, batch);
     assert_eq!(taken, Ok(()));
     walk.write(&mut arena);
@@ -529,6 +530,7 @@ fn a_received_super_packet_is_written_as_one() {
         span: Span::new(0, bytes.len()),
         segment_bytes: 0,
         sender: PEER,
+        source: PEER,
         ecn: Ecn::NotEct,
     };
     walk.ingress.process(&walk.world.context(), &mut arena, batch(&left)).unwrap();

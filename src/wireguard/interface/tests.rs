@@ -11,6 +11,12 @@ use crate::wireguard::peer::PeerConfig;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
+/// The number of the first peer at `endpoint`.
+fn number_at(sessions: &Sessions, endpoint: SocketAddr) -> Option<u32> {
+    let numbers = (0..sessions.peers.len() as u32).filter_map(|it| Some((it, sessions.peer(it)?)));
+    numbers.filter(|(_, peer)| peer.endpoint == Some(endpoint)).map(|(number, _)| number).next()
+}
+
 /// Numbers that are no secret.
 pub(crate) struct Counting(pub(crate) u64);
 
@@ -111,7 +117,7 @@ impl Host {
 
     /// Sends a packet as a worker does.
     fn send(&mut self, packet: &[u8], to: SocketAddr, now: Now, out: &mut Vec<Send>) {
-        let number = self.sessions.number_at(to).expect("no peer there");
+        let number = number_at(&self.sessions, to).expect("no peer there");
         let peer = self.sessions.peer(number).unwrap();
         match peer.current() {
             Some(session) => {
@@ -386,6 +392,19 @@ fn a_busy_host_answers_who_can_receive() {
     assert_eq!(two.received(), [PACKET], "the packet waits for ever");
 }
 
+/// A host that is flooded answers the answer to its own handshake with a cookie, too.
+#[test]
+fn a_flooded_host_gets_the_session_that_it_has_begun() {
+    let (mut one, mut two) = two(None);
+    one.is_busy = true;
+    send(&mut one, &mut two, PACKET, at(1));
+    assert_eq!((one.interface.counts().cookies, two.received().len()), (1, 0));
+    let mut out = Vec::new();
+    one.tick(at(7), &mut out);
+    deliver(&mut one, &mut two, out, at(7));
+    assert_eq!(two.received(), [PACKET], "it never gets the answer");
+}
+
 #[test]
 fn a_flood_of_handshakes_has_no_answer_without_proof_and_few_with_it() {
     let (_, mut two) = two(None);
@@ -418,19 +437,37 @@ fn a_flood_of_handshakes_has_no_answer_without_proof_and_few_with_it() {
 }
 
 #[test]
-fn a_peer_is_answered_where_it_is_now_but_not_where_another_is() {
+fn a_peer_is_answered_where_it_is_now() {
     let mut one = Host::new(1, vec![peer(2, None), peer(3, None)]);
     let mut two = Host::new(2, vec![peer(1, None)]);
     send(&mut one, &mut two, PACKET, at(1));
-    let number = one.sessions.number_at(address(2)).unwrap();
+    let number = number_at(&one.sessions, address(2)).unwrap();
     one.interface.moved(number, address(9));
     one.publish();
-    assert_eq!(one.sessions.number_at(address(9)), Some(number));
-    one.interface.moved(number, address(3));
+    assert_eq!(number_at(&one.sessions, address(9)), Some(number));
+}
+
+/// Whatever leases say of addresses: what is for a peer is sealed for its key, and what comes by
+/// its session is its own.
+#[test]
+fn peers_at_one_address_are_told_apart_by_their_keys() {
+    let mut one = Host::new(
+        1,
+        vec![peer(3, None), PeerConfig { endpoint: Some(address(3)), ..peer(2, None) }],
+    );
+    let routes: Vec<_> = one.interface.routes().collect();
+    assert_eq!(routes.len(), 2);
+    assert_ne!(routes[0].1, routes[1].1, "both stand for one peer");
+    for (subnets, identity) in routes {
+        let number = crate::wireguard::sessions::number_of(identity).unwrap();
+        let found = one.interface.peers[number as usize].as_ref().unwrap().public_key;
+        let of = if found == key(2).public() { 2 } else { 3 };
+        assert_eq!(subnets, peer(of, None).allowed, "packets of one are sealed for another");
+    }
+    // It moves to where another is: neither gets the other's packets.
+    one.interface.moved(1, address(3));
     one.publish();
-    assert_eq!(one.sessions.number_at(address(9)), Some(number), "it stays where it was");
-    assert_ne!(one.sessions.number_at(address(3)), Some(number), "packets go to the wrong peer");
-    assert!(one.interface.take_moved());
+    assert_eq!(one.interface.routes().count(), 2);
 }
 
 #[test]
@@ -442,7 +479,7 @@ fn peers_that_stay_keep_their_sessions() {
     assert_eq!(send(&mut one, &mut two, OTHER, at(2)), 1, "a new peer costs the old one its keys");
     configure(&mut one.interface, &[peer(3, None)]);
     one.publish();
-    assert!(one.sessions.number_at(address(2)).is_none());
+    assert!(number_at(&one.sessions, address(2)).is_none());
     let mut out = Vec::new();
     send(&mut two, &mut one, OTHER, at(2));
     one.receive(&[4; 64], address(2), at(2), &mut out);
