@@ -176,8 +176,10 @@ impl Beside {
     fn run(&mut self, key: &str) {
         let host = &self.lab.hosts[1];
         drop(self.other.take());
-        self.other = Some(host.spawn(&["wireguard-go", "-f", "weft-other"]));
         let socket = Path::new("/var/run/wireguard/weft-other.sock");
+        // One that was killed leaves it.
+        std::fs::remove_file(socket).ok();
+        self.other = Some(host.spawn(&["wireguard-go", "-f", "weft-other"]));
         wait_until(SOON, "wireguard-go runs", || socket.exists());
         let public = |key: &Path| {
             let shell = format!("wg pubkey <{}", key.display());
