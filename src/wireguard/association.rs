@@ -174,13 +174,19 @@ impl Association {
     }
 
     /// A handshake was begun, and is sent now. The attempt after it waits a little longer than that
-    /// of others.
-    pub(super) fn began(&mut self, pending: (Initiator, u32), now_ns: u64, jitter_ns: u64) {
+    /// of others. Returns the number of the handshake that it replaces.
+    pub(super) fn began(
+        &mut self,
+        pending: (Initiator, u32),
+        now_ns: u64,
+        jitter_ns: u64,
+    ) -> Option<u32> {
         let (initiator, local_index) = pending;
-        self.pending = Some(Pending { initiator, local_index, sent_ns: now_ns });
+        let before = self.pending.replace(Pending { initiator, local_index, sent_ns: now_ns });
         let since_ns = self.attempts.map_or(now_ns, |(since_ns, _)| since_ns);
         self.attempts = Some((since_ns, now_ns + REKEY_TIMEOUT_NS + jitter_ns));
         self.activity.sends_keepalive(INITIATION_BYTES as u64, now_ns);
+        before.map(|pending| pending.local_index)
     }
 
     /// Whether a handshake that the peer has begun is newer than all before it, and not one too

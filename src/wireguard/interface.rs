@@ -19,10 +19,10 @@ use super::noise::{
     INITIATION_NOISE_BYTES, Initiator, NoHandshake, RESPONSE_NOISE_BYTES, Responder, SessionKeys,
     Timestamp,
 };
-use super::numbers::{Numbers, place_of};
+use super::numbers::Numbers;
 use super::peer::PeerState;
 use super::session::{OVERHEAD_BYTES, PADDED_TO_BYTES, Session};
-use super::sessions::{Sessions, identity};
+use super::sessions::{Sessions, identity, place_of};
 
 /// The moment, on both clocks.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +70,7 @@ pub struct Interface {
     by_key: BTreeMap<PublicKey, u32>,
     numbers: Numbers,
     has_changed: bool,
-    has_moved: bool,
+    is_rerouted: bool,
     counts: Counts,
 }
 
@@ -98,7 +98,7 @@ impl Interface {
             by_key: BTreeMap::new(),
             numbers: Numbers::default(),
             has_changed: true,
-            has_moved: true,
+            is_rerouted: true,
             counts: Counts::default(),
         }
     }
@@ -138,7 +138,7 @@ impl Interface {
                 peer.keepalive_seconds = keepalive_seconds.unwrap_or(peer.keepalive_seconds);
             }
         }
-        (self.has_changed, self.has_moved) = (true, true);
+        (self.has_changed, self.is_rerouted) = (true, true);
     }
 
     /// Takes in a message of a handshake from `source`. With `is_busy` there is no time for all of
@@ -312,10 +312,13 @@ impl Interface {
     ) {
         let Ok(peer) = self.peer_mut(number) else { return };
         let has_changed = peer.turn_over(now.ns);
+        let begun = peer.pending.as_ref().map(|pending| pending.local_index);
         let due = peer.due(now.ns);
+        let given_up = begun.filter(|_| peer.pending.is_none());
         let expired = std::mem::take(&mut peer.expired_packets);
         self.counts.expired_packets += expired;
         self.has_changed |= has_changed;
+        given_up.into_iter().for_each(|number| self.numbers.free(number));
         match due {
             Some(Due::Handshake) => self.begin(number, now, random, out),
             Some(Due::Keepalive) => self.send_keepalive(number, now, out),
@@ -329,11 +332,13 @@ impl Interface {
         let mut jitter = [0; 4];
         random.fill(&mut jitter);
         let Some(peer) = self.peers.get_mut(number as usize).and_then(Option::as_mut) else {
-            return;
+            return self.numbers.free(local_index);
         };
         let (psk, timestamp) = (peer.preshared_key.as_ref(), timestamp(now));
         let begun = Initiator::begin(&self.own, &peer.public_key, psk, &timestamp);
-        let (Ok((initiator, noise)), Some(to)) = (begun, peer.endpoint) else { return };
+        let (Ok((initiator, noise)), Some(to)) = (begun, peer.endpoint) else {
+            return self.numbers.free(local_index);
+        };
         let mut bytes = vec![0; INITIATION_BYTES];
         bytes[0] = 1;
         bytes[4..8].copy_from_slice(&local_index.to_le_bytes());
@@ -342,7 +347,8 @@ impl Interface {
         // Up to a third of a second (section 6.1 of the paper).
         let jitter_ns = (u64::from(u32::from_le_bytes(jitter)) * 333_000_000) >> 32;
         peer.sent_mac1 = Some(mac1);
-        peer.began((initiator, local_index), now.ns, jitter_ns);
+        let before = peer.began((initiator, local_index), now.ns, jitter_ns);
+        before.into_iter().for_each(|number| self.numbers.free(number));
         out.push(Send { to, bytes });
     }
 
@@ -380,9 +386,9 @@ impl Interface {
         })
     }
 
-    /// Whether a peer has come, gone or moved since the last call.
-    pub fn take_moved(&mut self) -> bool {
-        std::mem::take(&mut self.has_moved)
+    /// Whether a peer has come, gone or got other subnets since the last call.
+    pub fn take_rerouted(&mut self) -> bool {
+        std::mem::take(&mut self.is_rerouted)
     }
 
     /// What is whose: subnets, and what stands for the peer that has them.

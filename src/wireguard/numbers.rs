@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::cookie::Randomness;
-use super::sessions::PLACE_BITS;
+use super::sessions::{PLACE_BITS, place_of};
 
 /// Those that are given, by their low bits, and whose they are.
 #[derive(Debug, Default)]
@@ -33,6 +33,13 @@ impl Numbers {
         number
     }
 
+    /// Has this one be given again.
+    pub(super) fn free(&mut self, number: u32) {
+        if let Some(place) = self.0.get_mut(place_of(number)) {
+            *place = place.filter(|(given, _)| *given != number);
+        }
+    }
+
     /// Has all but those in `used` be given again.
     pub(super) fn keep(&mut self, used: &BTreeSet<u32>) {
         for place in &mut self.0 {
@@ -44,9 +51,4 @@ impl Numbers {
     pub(super) fn places(&self) -> usize {
         self.0.len()
     }
-}
-
-/// The place of a number.
-pub(super) fn place_of(number: u32) -> usize {
-    (number & ((1 << PLACE_BITS) - 1)) as usize
 }

@@ -10,6 +10,12 @@ use super::session::Session;
 /// datagram of a session that was there before does not find the one that has its place now.
 pub(super) const PLACE_BITS: u32 = 20;
 
+/// The place of a session's number.
+#[inline]
+pub(super) fn place_of(number: u32) -> usize {
+    (number & ((1 << PLACE_BITS) - 1)) as usize
+}
+
 /// All sessions of all peers.
 #[derive(Debug, Default)]
 pub struct Sessions {
@@ -51,8 +57,7 @@ impl Sessions {
     /// The session that has this number here.
     #[inline]
     pub fn session(&self, local_index: u32) -> Option<&Session> {
-        let place = (local_index & ((1 << PLACE_BITS) - 1)) as usize;
-        let session = self.places.get(place)?.as_deref()?;
+        let session = self.places.get(place_of(local_index))?.as_deref()?;
         (session.local_index == local_index).then_some(session)
     }
 }

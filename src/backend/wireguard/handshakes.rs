@@ -74,7 +74,7 @@ impl Shared {
         if let Some(sessions) = interface.take_changed() {
             self.sessions.publish(sessions);
         }
-        if interface.take_moved() {
+        if interface.take_rerouted() {
             let peers = interface.routes();
             let peers = peers.map(|(subnets, at)| Arc::new(Peer::new(subnets, at))).collect();
             self.routes.table.publish(Table::build_after(&self.routes.table.load(), peers));

@@ -333,6 +333,18 @@ fn a_silent_peer_is_asked_for_ninety_seconds_and_its_packets_are_counted() {
     assert_eq!(one.interface.counts().expired_packets, 32, "as many as may wait");
 }
 
+/// A pod that never stops asking for one that never answers.
+#[test]
+fn a_silent_peer_uses_up_no_numbers() {
+    let (mut one, _) = two(None);
+    let mut out = Vec::new();
+    for second in 1..2_000 {
+        one.send(PACKET, address(2), at(second), &mut out);
+    }
+    assert!(out.len() > 300, "it is not asked for: {} handshakes", out.len());
+    assert!(one.interface.numbers.places() <= 2, "each attempt takes memory for good");
+}
+
 /// The peer has been restarted, and knows no session.
 #[test]
 fn a_peer_without_our_session_is_handshaken_with_anew() {
