@@ -20,8 +20,8 @@ use crate::engine::{
     self, Cipher, Engine, RING_ENTRIES, Running, SpawnError, Worker, WorkerConfig, WorkerEnd,
 };
 use crate::failure::with_causes;
-use crate::forward::{IcmpLimiter, LeasedFamilies, Local, Senders};
-use crate::route::Published;
+use crate::forward::{IcmpLimiter, Leased, LeasedFamilies, Local, Senders};
+use crate::route::{Families, Prefixes, Published};
 use crate::stats::WorkerStats;
 use crate::status;
 
@@ -57,6 +57,14 @@ pub(super) struct Orders {
     /// What they seal and open by, if hosts talk WireGuard.
     pub(super) cipher: Option<Cipher>,
     pub(super) ends: mpsc::UnboundedSender<WorkerEnd>,
+}
+
+/// What this host has of each family: of the whole overlay its own subnets.
+pub(super) fn leased(networks: Prefixes, subnets: Prefixes) -> Option<LeasedFamilies> {
+    let v4 = networks.v4().zip(subnets.v4());
+    let v6 = networks.v6().zip(subnets.v6());
+    let v4 = v4.map(|(network, subnet)| Leased { network, subnet });
+    Families::new(v4, v6.map(|(network, subnet)| Leased { network, subnet }))
 }
 
 /// The workers of one device.

@@ -3,22 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use crate::backend::setup::Setup;
-use crate::forward::{Leased, LeasedFamilies};
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{
     IPV6_MTU_BYTES_MIN, MtuError, followed_mtu_bytes, least_whole_bytes, tunnel_overhead_bytes,
     with_room_for_ipv6,
 };
-use crate::route::{Families, Prefix, Prefixes, Table};
-
-/// What this host has of each family.
-pub(super) fn leased(setup: &Setup) -> Option<LeasedFamilies> {
-    let v4 = setup.networks.v4().zip(setup.subnets.v4());
-    let v6 = setup.networks.v6().zip(setup.subnets.v6());
-    let v4 = v4.map(|(network, subnet)| Leased { network, subnet });
-    Families::new(v4, v6.map(|(network, subnet)| Leased { network, subnet }))
-}
+use crate::route::{Prefix, Prefixes, Table};
 
 /// The tunnel's end on this interface, over IPv6 or IPv4.
 pub(super) fn underlay(external: &ExternalInterface, is_ipv6: bool) -> Option<IpAddr> {

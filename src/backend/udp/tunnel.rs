@@ -33,7 +33,7 @@ use crate::route::{Peer, Prefixes, Published};
 use crate::status::{FastPath, TunnelEnd, Worker};
 
 use super::fallback;
-use super::families::{fitting, held_to, leased, limits_of, underlay, whole_bytes};
+use super::families::{fitting, held_to, limits_of, underlay, whole_bytes};
 use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
 use super::open::{TunnelReserved, configure, desired, open_sources};
 use super::owner::Owner;
@@ -85,7 +85,7 @@ impl Tunnel {
         taken: Arc<Taken>,
     ) -> StartResult<Self> {
         let TunnelReserved { owner, queues, mtu_bytes, worker_count, offload, .. } = reserved;
-        let leased = leased(setup).ok_or(StartError::NoSubnet)?;
+        let leased = team::leased(setup.networks, setup.subnets).ok_or(StartError::NoSubnet)?;
         let networks = leased.v4().map(|leased| leased.network).into_iter().collect();
         let networks_v6 = leased.v6().map(|leased| leased.network).into_iter().collect();
         let following = setup.following(networks, INTERFACE_PERIOD);

@@ -20,7 +20,7 @@ use crate::config::options::DataplaneOptions;
 use crate::device::{SocketError, Tun, TunError, TunnelSocket};
 use crate::engine::{Cipher, SpawnError, WorkerEnd, end_all};
 use crate::failure::lock;
-use crate::forward::{Leased, LeasedFamilies, Senders};
+use crate::forward::{LeasedFamilies, Senders};
 use crate::host::netlink::wireguard::FoundDevice;
 use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::Link;
@@ -315,8 +315,7 @@ impl Drop for Running {
 
 /// What this host has of the families that the device carries.
 fn leased((networks, subnets): (Prefixes, Prefixes), plan: &Plan) -> Option<LeasedFamilies> {
-    let v4 = networks.v4().zip(subnets.v4()).filter(|_| plan.families.v4().is_some());
-    let v6 = networks.v6().zip(subnets.v6()).filter(|_| plan.families.v6().is_some());
-    let v4 = v4.map(|(network, subnet)| Leased { network, subnet });
-    Families::new(v4, v6.map(|(network, subnet)| Leased { network, subnet }))
+    let all = team::leased(networks, subnets)?;
+    let (v4, v6) = (plan.families.v4(), plan.families.v6());
+    Families::new(all.v4().filter(|_| v4.is_some()), all.v6().filter(|_| v6.is_some()))
 }
