@@ -84,35 +84,36 @@ macro_rules! drop_reasons {
 
 drop_reasons! {
     /// Shorter than the header of its version of IP.
-    /// Look at: which host that is not a peer sends to the tunnel port
+    /// Look at: which host that is not a peer sends to the tunnel port; with WireGuard it is a peer
     Runt = "runt",
     /// An IPv6 packet, and this node has no IPv6 subnet.
     /// Look at: on egress usually nothing: the kernel sends IPv6 announcements on every new device;
-    /// on ingress which host sends them
+    /// on ingress which host sends them, with WireGuard which peer
     Ipv6 = "ipv6",
     /// An IPv4 packet, and this node has no IPv4 subnet.
     /// Look at: on egress this host's routes, one of which leads into the overlay; on ingress which
-    /// host sends them
+    /// host sends them, with WireGuard which peer
     Ipv4 = "ipv4",
     /// An IPv6 packet from this host that concerns nobody beyond the device: neighbour discovery,
     /// router solicitations, listener reports.
     /// Look at: nothing: the kernel sends some on every device
     LinkLocal = "link-local",
     /// The version field is neither 4 nor 6.
-    /// Look at: which host that is not a peer sends to the tunnel port
+    /// Look at: which host that is not a peer sends to the tunnel port; with WireGuard it is a peer
     BadVersion = "bad-version",
     /// The header length field is below 5 words or beyond the packet, or IPv6's extension headers
     /// go on beyond it or are more than eight.
     /// Look at: on the way out the pod that sends it; else which host that is not a peer sends to
-    /// the tunnel port; if a peer does, its memory or network card
+    /// the tunnel port; if a peer does, and with WireGuard it does, its memory or network card
     BadHeaderLength = "bad-ihl",
     /// The length field is below that of the header or beyond the packet.
-    /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, an MTU that
-    /// truncates datagrams
+    /// Look at: which host that is not a peer sends to the tunnel port; if a peer does, and with
+    /// WireGuard it does, an MTU that truncates datagrams
     BadTotalLength = "bad-totlen",
     /// The IPv4 header checksum is wrong, or an IPv6 datagram has no UDP checksum.
     /// Look at: on egress a pod whose own tunnel sends IPv6 without UDP checksums; on ingress which
-    /// host that is not a peer sends to the tunnel port; if a peer does, its memory or network card
+    /// host that is not a peer sends to the tunnel port; if a peer does, and with WireGuard it
+    /// does, its memory or network card
     BadChecksum = "bad-checksum",
     /// The offload header of a TUN read contradicts the packet behind it.
     /// Look at: the kernel: try `--offload=none` and report it
@@ -141,7 +142,8 @@ drop_reasons! {
     /// The inner source is leased to another peer than the one that sent it.
     /// Look at: the peer: address translation, two addresses, or a forger
     SourceNotPeerLease = "src-not-peer-lease",
-    /// No lease holds the inner source, which of IPv6 and with `--peer-check=strict` one must.
+    /// No lease holds the inner source, which one must of IPv6, with WireGuard, and with
+    /// `--peer-check=strict`.
     /// Look at: a node that is new, if it stops within seconds; else who sends from there?
     SourceNotLeased = "src-not-leased",
     /// The datagram came from another port than the tunnel's and those that weft's workers have,

@@ -161,7 +161,7 @@ pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
     let may_be_workers = kind == BackendKind::Wireguard && wireguard != WireguardChoice::Kernel;
     let of_workers = if may_be_workers { &given[OF_ANY_WORKERS..] } else { &given[..] };
     for (flag, _) in of_workers.iter().filter(|(_, is_given)| *is_given) {
-        warn!("{flag} has no effect: the {kind} backend has no workers for it");
+        warn!("{flag} has no effect with the {kind} backend");
     }
     if kind != BackendKind::Wireguard && wireguard != WireguardChoice::Auto {
         warn!("--wireguard has no effect: the backend is {kind}");

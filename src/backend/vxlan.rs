@@ -63,7 +63,10 @@ pub(super) async fn prepare(
     );
     if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
         let (name, most) = (&external.name, external.mtu_bytes);
-        warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
+        warn!(
+            "Backend.MTU {bytes} is above the {most} of {name}, which is taken in its place, less \
+             the tunnel's headers"
+        );
     }
     Ok((attributes, VxlanReserved { settings, mac_v4, mac_v6 }))
 }

@@ -43,7 +43,7 @@ use crate::wireguard::keys::PrivateKey;
 use self::data::data;
 use self::device::{WireguardDevice, WireguardError};
 use self::health::{Followed, WireguardHealth};
-use self::plan::{Plan, is_too_narrow, plans};
+use self::plan::{Plan, Underlay, is_too_narrow, plans};
 use self::tunnel::{Goal, Made, Tunnel};
 use self::userspace::{Uapis, Userspace};
 use crate::config::options::{DataplaneOptions, WireguardChoice};
@@ -84,12 +84,13 @@ pub(super) async fn prepare(
         WireguardChoice::Auto | WireguardChoice::Kernel => WireguardDevice::Kernel,
         WireguardChoice::Userspace => userspace(),
     };
+    plans.iter().try_for_each(|plan| has_underlay(plan, external))?;
     for plan in &plans {
         match device.ensure(plan, &key, mtu_bytes).await {
             Err(error @ WireguardError::NoModule(_))
                 if dataplane.wireguard == WireguardChoice::Auto =>
             {
-                info!("weftd runs WireGuard itself: {}", with_causes(&error));
+                info!("weftd runs WireGuard itself, because the kernel has none: {}", why(&error));
                 device = userspace();
                 device.ensure(plan, &key, mtu_bytes).await?;
             }
@@ -98,7 +99,10 @@ pub(super) async fn prepare(
     }
     if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
         let (name, most) = (&external.name, external.mtu_bytes);
-        warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
+        warn!(
+            "Backend.MTU {bytes} is above the {most} of {name}: packets of pods may have \
+             {mtu_bytes}, which is {most} less the tunnel's headers"
+        );
     }
     // Where one device carries both families, peers reach it by one port.
     let port_of = |of_family: fn(&Plan) -> bool| {
@@ -110,6 +114,22 @@ pub(super) async fn prepare(
         ..addresses(KIND, external)
     };
     Ok((attributes, WireguardReserved { settings: settings.clone(), key, device, plans }))
+}
+
+/// What the kernel has said to that there is none of.
+fn why(error: &WireguardError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), with_causes)
+}
+
+/// Whether peers can reach this host where the device would have them.
+fn has_underlay(plan: &Plan, external: &ExternalInterface) -> StartResult {
+    let family = match plan.underlay {
+        Underlay::V4 if external.v4().is_none() => "IPv4",
+        Underlay::V6 if external.v6().is_none() => "IPv6",
+        Underlay::V4 | Underlay::V6 | Underlay::Either => return Ok(()),
+    };
+    let interface = external.name.clone();
+    Err(WireguardError::NoUnderlay { family, interface }.into())
 }
 
 fn has_room<A: CarriedFamily>(

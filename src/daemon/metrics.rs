@@ -233,8 +233,13 @@ impl Metrics {
         self.row("flannel_wireguard_received_bytes_total", received, help);
         let help = "Bytes of datagrams to the peers of now.";
         self.row("flannel_wireguard_sent_bytes_total", sent, help);
-        let at = known.iter().map(|(host, it)| (*host, it.last_handshake_unix.unwrap_or(0)));
-        let mut each: Vec<_> = at.collect::<BTreeMap<_, _>>().into_iter().collect();
+        // Of a host with several leases the last one.
+        let mut latest = BTreeMap::new();
+        for (host, it) in &known {
+            let at: &mut u64 = latest.entry(*host).or_default();
+            *at = it.last_handshake_unix.unwrap_or(0).max(*at);
+        }
+        let mut each: Vec<_> = latest.into_iter().collect();
         each.sort_by_key(|(_, at)| *at);
         each.truncate(PEERS_MEASURED_MAX);
         let help = "When keys were last agreed on with this peer; 0 if never.";

@@ -8,6 +8,7 @@ use std::time::Instant;
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::{UdpPlane, Unusable};
 use crate::backend_kind::{BackendKind, CarriedBy};
+use crate::control::clock;
 use crate::control::error::field_of;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::status::{ControlState, Names};
@@ -88,7 +89,8 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
                     let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
                     (row.via, row.state, row.why) = (Via::Host(*host), unasked, None);
                     asked(row, &reachability, *host, port);
-                    row.wireguard = subnets.and_then(|it| wireguard.get(&it)).map(of_wireguard);
+                    let state = subnets.and_then(|it| wireguard.get(&it));
+                    state.into_iter().for_each(|state| note_wireguard(row, state));
                 } else if running.kind == BackendKind::Alloc {
                     (row.state, row.why) = (PeerState::Unmanaged, None);
                 }
@@ -223,6 +225,22 @@ fn of_wireguard(state: &wireguard::peer::PeerState) -> WireguardPeer {
     let wireguard::peer::PeerState { last_handshake_unix, received_bytes, sent_bytes, .. } = *state;
     let (public_key, endpoint) = (state.public_key.to_string(), state.endpoint);
     WireguardPeer { public_key, endpoint, last_handshake_unix, received_bytes, sent_bytes }
+}
+
+/// Fills in what WireGuard says, and says of a peer that is not well if there are no keys: without,
+/// no packet can pass.
+fn note_wireguard(row: &mut Peer, state: &wireguard::peer::PeerState) {
+    row.wireguard = Some(of_wireguard(state));
+    let may_lack_keys = matches!(row.state, PeerState::Silent | PeerState::OneWay);
+    if !may_lack_keys || state.has_keys(clock::unix_seconds()) {
+        return;
+    }
+    let since = if state.last_handshake_unix.is_some() { "for minutes" } else { "so far" };
+    let text = format!(
+        "WireGuard has agreed on no keys with it {since}: lost handshakes, another key than its \
+         lease's and another PSK look alike from here"
+    );
+    note(row, &text);
 }
 
 /// What the kernel's programs took.

@@ -211,6 +211,7 @@ impl Sealer {
             let destination = context.table.address(plan.messages()[index].destination);
             let Some(number) = number_of(destination) else { continue };
             let Some(peer) = sessions.peer(number) else { continue };
+            peer.activity.is_given(plan.messages()[index].segments.into());
             let Some((session, endpoint)) = peer.current().zip(peer.endpoint) else {
                 peer.activity.note_lack();
                 let waits = |datagram| {

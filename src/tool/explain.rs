@@ -3,7 +3,9 @@
 
 mod family;
 mod kernel;
+mod packet;
 mod unleased;
+mod wireguard;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,7 +18,6 @@ use crate::forward::decide::{self, Host, Leased, LeasedFamilies, Local, Refusal,
 use crate::host::mtu::IPV6_MTU_BYTES_MIN;
 use crate::host::state::KernelFamily;
 use crate::packet::ecn::Ecn;
-use crate::packet::header::Header;
 use crate::packet::icmp::ErrorKind;
 use crate::route::{self, Families, Prefix, Prefixes, Table};
 use crate::stats::DropReason;
@@ -27,6 +28,7 @@ use crate::tool::style::Style;
 pub(super) use self::family::ToldFamily;
 use self::kernel::{Answers, Asked, Outer};
 pub(super) use self::kernel::{FORWARDS_NOTHING, forwards_ipv6};
+use self::packet::{Ends, packet, told};
 
 /// Of a host that is no peer (RFC 5737).
 const STRANGER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)), UDP_PORT);
@@ -63,6 +65,7 @@ struct ThisHost<'a, A: ToldFamily> {
     mtu_bytes: u16,
     underlay: SocketAddr,
     kind: BackendKind,
+    carried_by: CarriedBy,
     peers: &'a [Peer],
     /// What its `--peer-check` is, if it says so.
     peer_check: Option<&'a str>,
@@ -87,13 +90,6 @@ pub(super) fn run(
         }
         (source, destination) => bail!("{source} and {destination} are of different families"),
     }
-}
-
-/// The ends of the packet.
-#[derive(Debug, Clone, Copy)]
-struct Ends<A> {
-    source: A,
-    destination: A,
 }
 
 fn explained<A: ToldFamily>(
@@ -131,7 +127,7 @@ fn explained<A: ToldFamily>(
         };
         steps.extend(step);
     }
-    let is_others = host.kind.carried_by() == CarriedBy::Others;
+    let is_others = host.carried_by == CarriedBy::Others;
     let both = [ends.source, ends.destination];
     let is_known = !is_others || both.into_iter().all(|end| host.owner(end).is_none());
     let goes = leaves && is_known && !host.is_in_vain(ends.destination);
@@ -226,10 +222,13 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
             }
         };
         let kind = status.backend.as_ref()?.kind?;
+        // WireGuard without the kernel has workers, which say what became of handshakes.
+        let has_workers = status.handshakes.is_some();
+        let carried_by = if has_workers { CarriedBy::Workers } else { kind.carried_by() };
         let own = status.lease.as_ref()?;
         let leased = Families::new(Ipv4Addr::leased(own), Ipv6Addr::leased(own));
         let (mtu_bytes, peer_check) = (mtu_bytes.try_into().ok()?, status.peer_check.as_deref());
-        Some(Self { lease, leased, mtu_bytes, underlay, kind, peers, peer_check })
+        Some(Self { lease, leased, mtu_bytes, underlay, kind, carried_by, peers, peer_check })
     }
 
     fn explain(&self, question: &Question, ends: Ends<A>, steps: &mut Vec<String>) -> LastStep {
@@ -237,7 +236,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let Leased { network, subnet } = self.lease;
         let is_local = |end: A| !end.is_of_host() || A::BITS == 128 && end.is_of_link();
         // What becomes of such a source, the workers have rules for.
-        let is_kernels = self.kind.carried_by() != CarriedBy::Workers;
+        let is_kernels = self.carried_by != CarriedBy::Workers;
         if is_local(destination) || is_local(source) && is_kernels {
             let end = if is_local(destination) { destination } else { source };
             return Err(format!(
@@ -284,7 +283,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         let (near, far) = if is_outward { (source, destination) } else { (destination, source) };
         let subnet = self.lease.subnet;
         // The routes of commands lead where these want.
-        if self.is_own(near) || self.kind.carried_by() == CarriedBy::Others {
+        if self.is_own(near) || self.carried_by == CarriedBy::Others {
             return None;
         }
         let host = A::via(self.owner(far).filter(|_| subnet.contains(near))?)?.host();
@@ -312,15 +311,18 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
 
     /// Whether what this host sends to it is not known to arrive.
     fn is_in_vain(&self, destination: A) -> bool {
-        let state = self.owner(destination).map(|peer| peer.state);
-        matches!(state, Some(PeerState::Silent | PeerState::Refused))
+        self.owner(destination).is_some_and(|peer| {
+            let keys = peer.wireguard.as_ref();
+            let lacks_keys = keys.is_some_and(|it| it.last_handshake_unix.is_none());
+            matches!(peer.state, PeerState::Silent | PeerState::Refused) || lacks_keys
+        })
     }
 
     /// A packet of this host's pods.
     fn outward(&self, question: &Question, ends: Ends<A>, steps: &mut Vec<String>) -> LastStep {
         let destination = ends.destination;
         let Some(peer) = self.owner(destination) else {
-            let what = match self.kind.carried_by() {
+            let what = match self.carried_by {
                 CarriedBy::Workers => {
                     "weftd drops it as no-route and answers that the network is unreachable"
                 }
@@ -360,8 +362,13 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
                  less than {told_bytes}: it goes in fragments, or is lost, as `weft peers` says"
             ));
         }
-        let sent = match self.kind.carried_by() {
-            CarriedBy::Workers => self.sent(ends, question, length_bytes.min(told_bytes), peer)?,
+        let sent = match self.carried_by {
+            CarriedBy::Workers => {
+                self.sent(ends, question, length_bytes.min(told_bytes), peer, steps)?
+            }
+            CarriedBy::Kernel if self.kind == BackendKind::Wireguard => {
+                self.sealed("the kernel's WireGuard", peer, steps)
+            }
             CarriedBy::Kernel => format!("the kernel carries it ({})", self.kind),
             CarriedBy::Others => self.unknown(destination),
         };
@@ -378,12 +385,22 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         if peer.state == PeerState::Unsendable { Err(state) } else { Ok(state) }
     }
 
-    /// What the udp backend does with it.
-    fn sent(&self, ends: Ends<A>, question: &Question, length_bytes: u16, peer: &Peer) -> LastStep {
+    /// What workers do with it.
+    fn sent(
+        &self,
+        ends: Ends<A>,
+        question: &Question,
+        length_bytes: u16,
+        peer: &Peer,
+        steps: &mut Vec<String>,
+    ) -> LastStep {
         let (header, packet) = packet(ends, length_bytes, question.dont_fragment);
         let (local, table) = (self.local(Senders::Loose)?, self.table());
         let host = Host { local: &local, leased: &self.lease, table: &table };
         match decide::egress(host, &header, &packet, packet.len()) {
+            Ok(_) if self.kind == BackendKind::Wireguard => {
+                Ok(self.sealed("a worker of weftd", peer, steps))
+            }
             Ok(address) => {
                 let by = match peer.fast_path.is_some_and(|taken| taken.packets_sent > 0) {
                     true => "the kernel's programs or a worker send it",
@@ -405,8 +422,11 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
 
     /// A packet of another host's pods, which that host sends as it should.
     fn inward(&self, question: &Question, ends: Ends<A>, steps: &mut Vec<String>) -> LastStep {
-        match self.kind.carried_by() {
+        match self.carried_by {
             CarriedBy::Workers => {}
+            CarriedBy::Kernel if self.kind == BackendKind::Wireguard => {
+                return self.opened(ends, steps);
+            }
             CarriedBy::Kernel => return Ok(format!("the kernel delivers it ({})", self.kind)),
             CarriedBy::Others => return Ok(self.unknown(ends.destination)),
         }
@@ -420,7 +440,11 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         steps.extend(unleased.map(is_unleased));
         // What an honest owner sends passes the strict check; nobody else's does.
         let is_strict = owner.is_some() || unleased == Some("strict");
-        let senders = if is_strict { Senders::Strict } else { Senders::Loose };
+        let senders = match is_strict {
+            _ if self.kind == BackendKind::Wireguard => Senders::Proven,
+            true => Senders::Strict,
+            false => Senders::Loose,
+        };
         let (local, table) = (self.local(senders)?, self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
         let host = Host { local: &local, leased: &self.lease, table: &table };
@@ -461,41 +485,6 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         });
         Table::build(routed.map(Arc::new).collect())
     }
-}
-
-fn told<A: ToldFamily>(kind: ErrorKind) -> &'static str {
-    let is_v4 = A::BITS == 32;
-    match kind {
-        ErrorKind::NetUnreachable if is_v4 => "network unreachable",
-        ErrorKind::NetUnreachable => "no route",
-        ErrorKind::TimeExceeded => "time exceeded",
-        ErrorKind::PacketTooBig { .. } if is_v4 => "fragmentation needed",
-        ErrorKind::PacketTooBig { .. } => "packet too big",
-    }
-}
-
-/// An ordinary packet with nothing in it, behind its header.
-fn packet<A: ToldFamily>(
-    ends: Ends<A>,
-    total_bytes: u16,
-    dont_fragment: bool,
-) -> (Header<A>, Vec<u8>) {
-    let Ends { source, destination } = ends;
-    let header = Header {
-        header_bytes: A::HEADER_BYTES_MIN as u16,
-        ecn: Ecn::NotEct,
-        total_bytes,
-        id: 0,
-        dont_fragment,
-        more_fragments: false,
-        fragment_offset_bytes: 0,
-        ttl: 64,
-        // For experiments (RFC 3692): nothing looks for ports in it.
-        protocol: 253,
-        source,
-        destination,
-    };
-    (header, vec![0; total_bytes.into()])
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ pub struct Activity {
     /// Since when packets have come from it without anything being sent back.
     owes_since_ns: AtomicU64,
     sent_bytes: AtomicU64,
+    /// Packets for it, those that found no session included.
+    packets: AtomicU64,
     received_bytes: AtomicU64,
     /// Whether there was no session to send a packet by.
     lacks_session: AtomicBool,
@@ -29,6 +31,12 @@ pub struct Activity {
 pub(super) const WAITING_MAX: u32 = 32;
 
 impl Activity {
+    /// So many packets are for it, whether they can be sent or not.
+    #[inline]
+    pub fn is_given(&self, packets: u64) {
+        self.packets.fetch_add(packets, Ordering::Relaxed);
+    }
+
     /// Packets are sent to it, in datagrams of so many bytes.
     #[inline]
     pub fn sends(&self, bytes: u64, now_ns: u64) {
@@ -114,6 +122,11 @@ impl Activity {
     /// It is to be handshaken with anew: what came before no longer counts.
     pub(super) fn forgive(&self) {
         self.unanswered_since_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// How many packets there were for it.
+    pub(super) fn packets(&self) -> u64 {
+        self.packets.load(Ordering::Relaxed)
     }
 
     /// Bytes received and sent.

@@ -69,6 +69,10 @@ pub(super) struct Association {
     waiting: Vec<Box<[u8]>>,
     /// Packets that waited in vain.
     pub(super) expired_packets: u64,
+    /// Handshakes that led to a session which both ends have.
+    pub(super) completed: u64,
+    /// When the peer was last answered, which is when both have agreed, should it use the session.
+    answered_unix: u64,
     pub(super) last_handshake_unix: Option<u64>,
 }
 
@@ -91,6 +95,8 @@ impl Association {
             previous: None,
             waiting: Vec::new(),
             expired_packets: 0,
+            completed: 0,
+            answered_unix: 0,
             last_handshake_unix: None,
         }
     }
@@ -211,7 +217,7 @@ impl Association {
         } else {
             self.previous = self.current.replace(session);
         }
-        self.last_handshake_unix = Some(unix);
+        self.note_completed(unix);
     }
 
     /// The peer was answered: this is the next session, once it sends something by it.
@@ -220,7 +226,15 @@ impl Association {
             && next.is_confirmed()
         {
             self.previous = self.current.replace(next);
+            self.note_completed(self.answered_unix);
         }
+        self.answered_unix = unix;
+    }
+
+    /// Both have the session. A peer with another PSK gets an answer that it can't read, which is
+    /// no handshake to show.
+    fn note_completed(&mut self, unix: u64) {
+        self.completed += 1;
         self.last_handshake_unix = Some(unix);
     }
 
@@ -233,6 +247,7 @@ impl Association {
             self.current = self.next.take();
             // The handshake that this host has begun meanwhile is of no use any more.
             (self.pending, self.attempts) = (None, None);
+            self.note_completed(self.answered_unix);
             has_changed = true;
         }
         for place in [&mut self.current, &mut self.next, &mut self.previous] {

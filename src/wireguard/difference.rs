@@ -8,10 +8,6 @@ use crate::route::Prefixes;
 use crate::wireguard::keys::{PresharedKey, PublicKey};
 use crate::wireguard::peer::{PeerConfig, PeerState};
 
-/// How long keys are used after a handshake (REJECT_AFTER_TIME of WireGuard's paper): a peer whose
-/// last one is older has answered nothing since, or was sent nothing.
-const HANDSHAKE_RECENT_SECONDS: u64 = 180;
-
 /// An address and how many of its bits count, as devices list what they allow.
 pub type AllowedAddress = (IpAddr, u8);
 
@@ -94,9 +90,8 @@ fn change(
 ) -> Option<PeerChange> {
     let is_other_key = found.is_none_or(|it| it.preshared_key != wanted.preshared_key);
     let is_elsewhere = found.is_none_or(|FoundPeer { state, .. }| {
-        let age = state.last_handshake_unix.map(|at| now_unix.saturating_sub(at));
-        let is_silent = age.is_none_or(|age| age > HANDSHAKE_RECENT_SECONDS);
-        let is_silent = is_silent || state.endpoint.is_none();
+        // One without keys has answered nothing for minutes, or was sent nothing.
+        let is_silent = !state.has_keys(now_unix) || state.endpoint.is_none();
         let is_lease_new = told.is_some_and(|told| Some(told) != wanted.endpoint);
         state.endpoint != wanted.endpoint && (is_silent || is_lease_new)
     });

@@ -54,7 +54,7 @@ pub struct Counts {
     pub cookies: u64,
     /// Not looked at, because their address had its share.
     pub limited: u64,
-    /// Handshakes that led to a session.
+    /// Handshakes that led to a session which both ends have.
     pub completed: u64,
     /// Packets that have waited for a session in vain.
     pub expired_packets: u64,
@@ -180,7 +180,7 @@ impl Interface {
             Some(Message::CookieReply(_) | Message::Data(_)) | None => Err(Refusal::NoHandshake),
         };
         match done {
-            Ok(()) => self.counts.completed += 1,
+            Ok(()) => {}
             Err(Refusal::NoHandshake) => self.counts.refused += 1,
             Err(Refusal::Replayed) => self.counts.replayed += 1,
         }
@@ -315,8 +315,10 @@ impl Interface {
         let begun = peer.pending.as_ref().map(|pending| pending.local_index);
         let due = peer.due(now.ns);
         let given_up = begun.filter(|_| peer.pending.is_none());
-        let expired = std::mem::take(&mut peer.expired_packets);
+        let [expired, completed] =
+            [&mut peer.expired_packets, &mut peer.completed].map(std::mem::take);
         self.counts.expired_packets += expired;
+        self.counts.completed += completed;
         self.has_changed |= has_changed;
         given_up.into_iter().for_each(|number| self.numbers.free(number));
         match due {
@@ -408,6 +410,7 @@ impl Interface {
                     last_handshake_unix: peer.last_handshake_unix,
                     received_bytes,
                     sent_bytes,
+                    packets: Some(peer.activity.packets()),
                 },
                 preshared_key: peer.preshared_key.clone(),
                 allowed: peer.allowed.map(allowed_addresses).unwrap_or_default(),

@@ -38,6 +38,15 @@ pub struct PrivateKey([u8; KEY_BYTES]);
 #[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct PresharedKey([u8; KEY_BYTES]);
 
+impl PublicKey {
+    /// Whether what is agreed on with it is known to everybody (RFC 7748, section 6.1): no device
+    /// does a handshake with such a peer.
+    pub fn is_of_low_order(&self) -> bool {
+        let secret = x25519_dalek::StaticSecret::from([1; KEY_BYTES]);
+        !secret.diffie_hellman(&self.0.into()).was_contributory()
+    }
+}
+
 impl PrivateKey {
     /// A key of bytes that nobody can guess.
     pub fn from_random(mut bytes: [u8; KEY_BYTES]) -> Self {
@@ -124,6 +133,15 @@ mod tests {
         let public: PublicKey = PUBLIC.parse().unwrap();
         assert_eq!((private.public(), public.to_string()), (public, PUBLIC.to_owned()));
         assert_eq!(*private.to_base64(), PRIVATE);
+    }
+
+    #[test]
+    fn keys_that_hide_nothing_are_told() {
+        let mut one = [0; KEY_BYTES];
+        one[0] = 1;
+        for (bytes, is_low) in [([0; KEY_BYTES], true), (one, true), ([9; KEY_BYTES], false)] {
+            assert_eq!(PublicKey(bytes).is_of_low_order(), is_low, "{bytes:?}");
+        }
     }
 
     #[test]

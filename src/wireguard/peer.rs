@@ -34,4 +34,18 @@ pub struct PeerState {
     pub received_bytes: u64,
     /// Bytes sent to it, likewise.
     pub sent_bytes: u64,
+    /// Packets for it, those that could not be sent included; `None` of the kernel's, which does
+    /// not count them.
+    pub packets: Option<u64>,
+}
+
+/// How long keys are used after a handshake (REJECT_AFTER_TIME, section 6.1 of WireGuard's paper).
+const KEYS_LAST_SECONDS: u64 = 180;
+
+impl PeerState {
+    /// Whether there are keys that are not too old, so that packets can pass.
+    pub fn has_keys(&self, now_unix: u64) -> bool {
+        let age = self.last_handshake_unix.map(|at| now_unix.saturating_sub(at));
+        age.is_some_and(|seconds| seconds < KEYS_LAST_SECONDS)
+    }
 }

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -106,6 +106,28 @@ fn connections_outlive_a_restart_and_a_deleted_device() {
         talk.join().unwrap()
     });
     assert_eq!(report.open, 20, "{report}");
+}
+
+/// Nothing is sent to it but what begins handshakes, which is no use of a peer: its pods' packets
+/// wait for keys in vain, and that is use.
+#[test]
+fn a_peer_that_never_answers_is_silent_while_pods_want_it() {
+    let mut overlay = overlay("");
+    for daemon in &mut overlay.daemons {
+        daemon.stop(Signal::TERM, SOON);
+    }
+    let rule = ["iptables", "-A", "INPUT", "-p", "udp", "--dport", "51820", "-j", "DROP"];
+    overlay.lab.hosts[1].exec(&rule);
+    overlay.restart(0, &[HERE]);
+    let row = |overlay: &Overlay| overlay.status(0).0["routes"][0].clone();
+    let is = |overlay: &Overlay, state: &str| row(overlay)["state"] == state;
+    let until = Instant::now() + 8 * SOON;
+    while !is(&overlay, "silent") {
+        assert!(Instant::now() < until, "{}", row(&overlay));
+        overlay.lab.pods[0].succeeds(&["ping", "-c1", "-W1", &overlay.pod(1).to_string()]);
+    }
+    let why = row(&overlay)["why"].to_string();
+    assert!(why.contains("no keys"), "{why}");
 }
 
 #[test]

@@ -10,16 +10,16 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 542, 4545),
-    ("backend", 8591, 89924),
+    ("backend", 8668, 90639),
     ("bin", 15, 144),
     ("config", 1840, 18855),
-    ("daemon", 3742, 38760),
+    ("daemon", 3761, 38905),
     ("control", 5872, 59354),
     ("device", 493, 5308),
-    ("engine", 2244, 21126),
+    ("engine", 2245, 21148),
     ("fast_path", 741, 6759),
     ("forward", 816, 7815),
-    ("host", 3252, 34775),
+    ("host", 3252, 34778),
     ("netfilter", 1255, 12626),
     ("offload", 865, 8031),
     ("packet", 1149, 11616),
@@ -28,8 +28,8 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 282, 2495),
     ("status", 628, 4605),
     ("sys", 1255, 13348),
-    ("tool", 5786, 63793),
-    ("wireguard", 1382, 13451),
+    ("tool", 5855, 64308),
+    ("wireguard", 1414, 13685),
 ];
 
 /// Lines and tokens.

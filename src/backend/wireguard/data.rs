@@ -46,7 +46,11 @@ pub(super) fn read(data: Option<&RawJson>) -> Result<PeerData, &'static str> {
             Some(number.ok_or("has a Port that is none")?).filter(|port| *port > 0)
         }
     };
-    Ok(PeerData { public_key: key.ok_or("has a PublicKey that is none")?, port })
+    let public_key: PublicKey = key.ok_or("has a PublicKey that is none")?;
+    if public_key.is_of_low_order() {
+        return Err("has a PublicKey of low order, with which no secret is one");
+    }
+    Ok(PeerData { public_key, port })
 }
 
 /// Why nobody can use the lease of a node that has an address, if that is for its data.

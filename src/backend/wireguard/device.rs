@@ -46,6 +46,18 @@ pub enum WireguardError {
         /// What the kernel said.
         source: NetlinkError,
     },
+    /// Backend.Mode asks for what this host has not.
+    #[error(
+        "Backend.Mode has WireGuard send over {family}, and weftd has no address of that family \
+         to publish: {interface} has none that counts (a link-local one does not), or the network \
+         configuration does not enable it; correct that, or choose another Mode"
+    )]
+    NoUnderlay {
+        /// The family that is missing.
+        family: &'static str,
+        /// The external interface.
+        interface: String,
+    },
     /// This process can't run it.
     #[error(transparent)]
     Userspace(#[from] UserspaceError),

@@ -44,7 +44,8 @@ pub(super) fn resolve<'a>(
             if public_key == own_key {
                 return Err(named(
                     "has this node's own PublicKey: one is a copy of the other; delete the key \
-                     file (/run/flannel/wgkey) of one of them, and restart weftd there",
+                     file (/run/flannel/wgkey, or WIREGUARD_KEY_FILE) of one of them, and restart \
+                     weftd there",
                 ));
             }
             let config = PeerConfig {

@@ -130,6 +130,7 @@ mod tests {
             last_handshake_unix: Some(7),
             received_bytes: 8,
             sent_bytes: 9,
+            packets: None,
         };
         let allowed = [("10.5.2.0".parse().unwrap(), 24)].into();
         let preshared_key = Some([7; 32].into());

@@ -150,6 +150,7 @@ fn found_peer(attributes: &[WireguardPeerAttribute]) -> Option<FoundPeer> {
             last_handshake_unix: handshake.and_then(|at| at.try_into().ok()).filter(|at| *at > 0),
             received_bytes: find!(attributes, It::RxBytes(bytes) => *bytes).unwrap_or(0),
             sent_bytes: find!(attributes, It::TxBytes(bytes) => *bytes).unwrap_or(0),
+            packets: None,
         },
         preshared_key: find!(attributes, It::PresharedKey(key) => *key)
             .filter(|key| *key != [0; KEY_BYTES])
@@ -257,6 +258,7 @@ mod tests {
             last_handshake_unix: Some(1_800_000_000),
             received_bytes: 5,
             sent_bytes: 6,
+            packets: None,
         };
         assert_eq!(one.state, state);
         assert_eq!(two.state.last_handshake_unix, None, "a handshake that never was");

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use super::*;
 use crate::host::state::PathToHost;
-use crate::status::{Backend, LeaseIpv6, Traffic};
+use crate::status::{Backend, Handshakes, LeaseIpv6, Traffic, WireguardPeer};
 use crate::tool::explain::kernel::tests::links;
 
 fn status(kind: BackendKind) -> Status {
@@ -225,4 +225,40 @@ fn pods_ways_are_asked_there_and_back() {
         })
     });
     assert!(matches!(gone, PodsWays::NoPods(_)));
+}
+
+/// Whether the kernel has WireGuard or weftd, a packet passes with keys and an allowed source only.
+#[test]
+fn wireguard_carries_what_leases_allow_and_keys_seal() {
+    const POD: &str = "10.5.1.9";
+    let known = |number, last_handshake_unix| {
+        let wireguard = WireguardPeer {
+            public_key: "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=".to_owned(),
+            endpoint: "198.51.100.7:4242".parse().ok(),
+            last_handshake_unix,
+            received_bytes: 0,
+            sent_bytes: 0,
+        };
+        Peer { wireguard: Some(wireguard), ..peer(number, "192.0.2.2", PeerState::Idle) }
+    };
+    let peers = [known(2, Some(1_800_000_000)), known(3, None)];
+    for (handshakes, carrier) in [(None, "the kernel's"), (Some(Handshakes::default()), "worker")] {
+        let status = Status { handshakes, ..status(BackendKind::Wireguard) };
+        for (words, expected, expected_goes) in [
+            ((POD, "10.5.2.7"), "198.51.100.7:4242", true),
+            ((POD, "10.5.2.7"), carrier, true),
+            ((POD, "10.5.3.7"), "no keys", false),
+            (("10.5.2.7", POD), "deliver", true),
+            // What no lease has is taken of nobody, whatever network it is of.
+            (("10.5.99.7", POD), "drop", false),
+            (("8.8.8.8", POD), "drop", false),
+        ] {
+            let [source, destination] = [words.0, words.1].map(|end| end.parse().unwrap());
+            let question = Question { source, destination, length_bytes: 84, dont_fragment: true };
+            let answer = run(question, &status, &peers, false).unwrap();
+            let text = render(&answer, Style::PLAIN);
+            assert!(text.contains(expected), "{words:?}: {text}");
+            assert_eq!(answer.goes, expected_goes, "{words:?}: {text}");
+        }
+    }
 }

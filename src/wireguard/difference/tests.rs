@@ -36,6 +36,7 @@ fn found(wanted: &PeerConfig) -> FoundPeer {
             last_handshake_unix: Some(NOW - 5),
             received_bytes: 1,
             sent_bytes: 2,
+            packets: None,
         },
         preshared_key: wanted.preshared_key.clone(),
         allowed: allowed_addresses(wanted.allowed),
@@ -61,6 +62,7 @@ fn apply(mut device: Vec<FoundPeer>, edits: &[PeerEdit]) -> Vec<FoundPeer> {
                 last_handshake_unix: None,
                 received_bytes: 0,
                 sent_bytes: 0,
+                packets: None,
             };
             let (preshared_key, allowed) = (None, BTreeSet::new());
             device.push(FoundPeer { state, preshared_key, allowed, keepalive_seconds: 0 });

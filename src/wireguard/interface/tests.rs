@@ -223,6 +223,11 @@ fn hosts_with_different_preshared_keys_have_no_session() {
     assert!(two.received().is_empty(), "a packet arrived by the wrong key");
     assert_eq!(one.interface.counts().refused, 1);
     assert!(one.sessions.peer(0).unwrap().current().is_none());
+    two.tick(at(2), &mut Vec::new());
+    for host in [&one, &two] {
+        let shown = host.interface.found()[0].state.last_handshake_unix;
+        assert_eq!((shown, host.interface.counts().completed), (None, 0), "keys that nobody has");
+    }
 }
 
 #[test]
