@@ -62,6 +62,37 @@ fn threads_keep_what_they_need(engine: &str) {
     overlay.traffic_resumes(Duration::from_secs(30), "the device was made again");
 }
 
+/// Whatever carries the packets, and whatever a backend starts for them; but for `extension`, whose
+/// commands may need any right.
+#[test]
+fn threads_of_every_backend_keep_what_they_need() {
+    // How many of them have no rights at all: workers, and who answers strangers.
+    for (backend, strangers) in [("vxlan", 0), ("host-gw", 0), ("alloc", 0), ("wireguard", 3)] {
+        let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
+        let arguments = ["--wireguard=userspace", "--workers=2", "--ip-masq"];
+        let overlay = Overlay::start_with(&config, [&arguments, &arguments]);
+        let limited = || {
+            threads(&overlay.daemons[0]).into_iter().filter(|thread| {
+                thread.field("NoNewPrivs") == "1"
+                    && capabilities(thread) & !OF_CONTROL == 0
+                    && thread.field("Seccomp") == "2"
+            })
+        };
+        wait_until(Duration::from_secs(5), &format!("{backend}: rights are given up"), || {
+            limited().count() == threads(&overlay.daemons[0]).len()
+        });
+        let is_strangers = |thread: &ThreadStatus| {
+            thread.is_worker() || ["log", "handshakes"].contains(&thread.field("Name"))
+        };
+        let (bare, others): (Vec<_>, Vec<_>) = limited().partition(is_strangers);
+        assert_eq!(bare.len(), strangers + 1, "{backend}: {bare:?}");
+        for thread in bare {
+            assert_eq!(capabilities(&thread) & !SYS_NICE, 0, "{backend}: {thread:?}");
+        }
+        assert!(others.iter().all(|thread| capabilities(thread) != 0), "{backend}: {others:?}");
+    }
+}
+
 /// The kernel gives a signal to any thread when the first one has another to handle.
 #[test]
 fn a_signal_on_a_limited_thread_stops_weftd() {
