@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{
     cache_parse, coalesce_roundtrip, firewall_listings, forward_walk, ip_parse, lpm_model,
-    operator_input, store_values, vnet_split,
+    operator_input, store_values, vnet_split, wireguard_messages,
 };
 
 /// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
@@ -76,4 +76,9 @@ fn coalesce_roundtrip_corpus() {
 #[test]
 fn forward_walk_corpus() {
     replay("forward_walk", forward_walk::run);
+}
+
+#[test]
+fn wireguard_messages_corpus() {
+    replay("wireguard_messages", wireguard_messages::run);
 }

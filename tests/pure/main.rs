@@ -35,3 +35,5 @@ mod slow_twin;
 mod store_values;
 #[path = "../../fuzz/bodies/vnet_split.rs"]
 mod vnet_split;
+#[path = "../../fuzz/bodies/wireguard_messages.rs"]
+mod wireguard_messages;
