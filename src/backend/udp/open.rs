@@ -4,13 +4,13 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
-use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::backend::error::{StartError, StartResult};
+use crate::backend::queues::patiently;
 use crate::backend::setup::{Claim, Setup, addresses};
+use crate::backend::team;
 use crate::backend_kind::BackendKind;
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
@@ -31,13 +31,6 @@ use super::kernel_plane::obstacle::off;
 use super::owner::Owner;
 use super::peers::{announcement, announcement_v6};
 use super::tun_device;
-use crate::backend::team;
-
-/// How long obstacles at start may be a killed predecessor's.
-const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Pause between two attempts meanwhile.
-const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 
 /// What the host granted.
 #[derive(Debug)]
@@ -126,7 +119,7 @@ pub(crate) async fn reserve(
     };
     let mut tunnel = match inherited {
         Some(tunnel) => checked(tunnel).await?,
-        None => patiently(once).await?,
+        None => patiently(once, StartError::is_perhaps_leftover).await?,
     };
     if has_sources {
         open_sources(&mut tunnel.sockets);
@@ -163,7 +156,8 @@ pub(super) async fn configure(setup: &Setup, mtu_bytes: u16, tun: &Tun) -> Start
     if let (None, Some(former)) = (&desired.v6, former_v6) {
         clear_v6(&desired.device, former).await?;
     }
-    patiently(async || Ok(Overlay::check(&desired).await?)).await?;
+    let check = async || Ok(Overlay::check(&desired).await?);
+    patiently(check, StartError::is_perhaps_leftover).await?;
     Ok(Overlay::establish(desired).await?)
 }
 
@@ -176,20 +170,6 @@ fn parts(setup: &Setup) -> (Option<OverlayPart<Ipv4Addr>>, Option<OverlayPart<Ip
     let v6 = networks.v6().map(|network| OverlayPart::of(network, subnets.v6()));
     let former_network = former_networks.and_then(Prefixes::v6);
     (v4, v6.map(|v6| OverlayPart { former_network, ..v6 }))
-}
-
-/// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
-/// its socket until the kernel has torn the ring down, some time after the process is gone.
-async fn patiently<T>(once: impl AsyncFn() -> StartResult<T>) -> StartResult<T> {
-    let give_up = Instant::now() + LEFTOVER_PATIENCE;
-    loop {
-        match once().await {
-            Err(error) if error.is_perhaps_leftover() && Instant::now() < give_up => {
-                sleep(LEFTOVER_RETRY).await;
-            }
-            made => return made,
-        }
-    }
 }
 
 /// Whether GSO stays off: the kernel mangles its datagrams, and the operator did not ask for it.

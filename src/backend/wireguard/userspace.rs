@@ -7,14 +7,12 @@ use std::future::pending;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::backend::queues::open_queues;
+use crate::backend::queues::{open_queues, patiently};
 use crate::backend::team::{self, Orders, Seat, Team};
 use crate::config::options::DataplaneOptions;
 use crate::device::{SocketError, Tun, TunError, TunnelSocket};
@@ -34,10 +32,6 @@ use crate::wireguard::keys::PrivateKey;
 use super::handshakes::{self, Shared};
 use super::plan::{Plan, Underlay};
 use super::uapi::Uapi;
-
-/// How long a device of this name, or its port, may be a predecessor's that has just ended.
-const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
-const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 
 /// Why there is no device.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +60,14 @@ pub enum UserspaceError {
     /// The kernel said no.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+}
+
+impl UserspaceError {
+    /// Whether a device of the name, or its port, may be a predecessor's that has just ended.
+    fn is_perhaps_leftover(&self) -> bool {
+        let has_port = matches!(self, Self::Socket(error) if error.is_address_in_use());
+        has_port || matches!(self, Self::Foreign(_) | Self::Tun(TunError::Taken(_)))
+    }
 }
 
 /// All devices that run in this process.
@@ -177,7 +179,7 @@ impl Userspace {
         let is_new = known.is_none();
         let mut device = match known {
             Some(device) => device,
-            None => self.patiently(plan, key).await?,
+            None => patiently(|| self.open(plan, key), UserspaceError::is_perhaps_leftover).await?,
         };
         // It fits 16 bits, as every packet's length does.
         let mtu_bytes = u16::try_from(mtu_bytes).unwrap_or(u16::MAX);
@@ -194,19 +196,6 @@ impl Userspace {
         let found = device.found();
         lock(&self.devices).insert(plan.name, device);
         Ok((link, found, is_new))
-    }
-
-    /// Opens the device; a predecessor that has ended may have its name and its port for a moment.
-    async fn patiently(&self, plan: &Plan, key: &PrivateKey) -> Result<Device, UserspaceError> {
-        let give_up = Instant::now() + LEFTOVER_PATIENCE;
-        loop {
-            match self.open(plan, key).await {
-                Err(
-                    UserspaceError::Foreign(_) | UserspaceError::Socket(_) | UserspaceError::Tun(_),
-                ) if Instant::now() < give_up => sleep(LEFTOVER_RETRY).await,
-                opened => return opened,
-            }
-        }
     }
 
     async fn open(&self, plan: &Plan, key: &PrivateKey) -> Result<Device, UserspaceError> {
