@@ -12,6 +12,7 @@ use crate::backend::handover::{Handover, Offered};
 use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, addresses, warn_of_idle_flags};
 use crate::backend::status::View;
+use crate::backend::tunnel_device::remove_others;
 use crate::backend::udp::{self, UdpBackend, UdpReserved};
 use crate::backend::wireguard::{self, WireguardBackend, WireguardReserved};
 use crate::backend::{host_gw, ipip, vxlan};
@@ -87,8 +88,12 @@ impl BackendSettings {
                 let means = Means::Ipip { direct_routing: *direct_routing };
                 (attributes, Reserved::Kernel(means))
             }
-            Self::Alloc => (addresses(BackendKind::Udp, external), Reserved::Kernel(Means::Alloc)),
+            Self::Alloc => {
+                let kind = BackendKind::Alloc.leased_as();
+                (addresses(kind, external), Reserved::Kernel(Means::Alloc))
+            }
             Self::Extension(settings) => {
+                remove_others(&[], &[claim.networks]).await?;
                 let attributes = extension::introduce(settings, external).await?;
                 (attributes, Reserved::Extension(settings.clone()))
             }
@@ -107,13 +112,15 @@ impl Prepared {
         for network in networks.filter(|it| !is_udp || *it != setup.networks.first()) {
             udp::remove_leftovers(network).await?;
         }
-        let devices = match &self.reserved {
-            Reserved::Wireguard(reserved) => reserved.plans.as_slice(),
-            Reserved::Udp(_) | Reserved::Kernel(_) | Reserved::Extension(_) => &[],
-        };
         let networks: Vec<_> =
             std::iter::once(setup.networks).chain(setup.former_networks).collect();
-        wireguard::remove_others(devices, &networks).await?;
+        match &self.reserved {
+            Reserved::Udp(_) => remove_others(&[], &networks).await?,
+            Reserved::Kernel(means) => remove_others(&means.devices(), &networks).await?,
+            Reserved::Wireguard(it) => remove_others(&it.devices(), &networks).await?,
+            // Its commands may have made one by now.
+            Reserved::Extension(_) => {}
+        }
         match &self.reserved {
             Reserved::Udp(_) => {}
             // The next one can't have its port and its device before this one has ended.

@@ -3,6 +3,7 @@
 #![allow(clippy::duplicate_mod, reason = "a suite runs once for each engine")]
 
 mod address_changes;
+mod change_of_backend;
 mod dead_hosts;
 mod dual_stack;
 mod engine_errno;

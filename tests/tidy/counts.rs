@@ -9,8 +9,8 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 542, 4545),
-    ("backend", 8668, 90639),
+    (".", 545, 4578),
+    ("backend", 8707, 91015),
     ("bin", 15, 144),
     ("config", 1840, 18855),
     ("daemon", 3774, 39023),
