@@ -8,11 +8,12 @@ use tokio::sync::watch;
 
 use crate::backend::error::StartResult;
 use crate::backend::extension::{self, ExtensionBackend};
+use crate::backend::family::{VXLAN_NAMES, WIREGUARD_NAMES};
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, addresses, warn_of_idle_flags};
 use crate::backend::status::View;
-use crate::backend::tunnel_device::remove_others;
+use crate::backend::tunnel_device::{refuse_anothers, remove_others};
 use crate::backend::udp::{self, UdpBackend, UdpReserved};
 use crate::backend::wireguard::{self, WireguardBackend, WireguardReserved};
 use crate::backend::{host_gw, ipip, vxlan};
@@ -53,6 +54,16 @@ pub enum Backend {
 }
 
 impl BackendSettings {
+    /// What tunnel devices of the kernel's it may have.
+    fn device_names(&self) -> Vec<String> {
+        match self {
+            Self::Vxlan(settings) => VXLAN_NAMES.map(|it| format!("{it}{}", settings.vni)).into(),
+            Self::Ipip { .. } => vec![ipip::NAME.to_owned()],
+            Self::Wireguard(_) => WIREGUARD_NAMES.map(str::to_owned).into(),
+            Self::Udp(_) | Self::HostGw | Self::Alloc | Self::Extension(_) => Vec::new(),
+        }
+    }
+
     /// Reserves what another program may have, such as a port, and finds out what the host refuses
     /// and what the node publishes, before anything is written to the store. `former` is what its
     /// lease in the store says from an earlier run.
@@ -66,6 +77,7 @@ impl BackendSettings {
             claim.handover.refuse(reason).await?;
             warn_of_idle_flags(self.kind(), claim.dataplane);
         }
+        refuse_anothers(&self.device_names(), &claim).await?;
         let external = claim.external;
         let (attributes, reserved) = match self {
             Self::Udp(settings) => {

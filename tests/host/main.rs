@@ -19,6 +19,7 @@ mod ipv6_underlay;
 mod kernel_backends;
 mod namespace;
 mod netns;
+mod networks;
 mod path_mtu;
 mod peer_health;
 mod plain_peer;
