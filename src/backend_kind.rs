@@ -65,6 +65,11 @@ impl BackendKind {
         }
     }
 
+    /// What its leases name, as flannel's do.
+    pub const fn leased_as(self) -> Self {
+        if matches!(self, Self::Alloc) { Self::Udp } else { self }
+    }
+
     /// Whether hosts send each other UDP datagrams to a port.
     pub const fn has_port(self) -> bool {
         matches!(self, Self::Udp | Self::Vxlan | Self::Wireguard)

@@ -66,6 +66,21 @@ pub enum StartError {
         /// What the kernel refused.
         source: NetlinkError,
     },
+    /// Two networks of one host have the same settings.
+    #[error(
+        "{name} has the address {address} of another network, whose weftd runs here; {}",
+        if name.contains('.') && !name.ends_with("ipip") {
+            "set another VNI in the Backend of one of them"
+        } else {
+            "a host has one such device: choose another Backend.Type for one of them"
+        }
+    )]
+    DeviceOfAnother {
+        /// The device.
+        name: String,
+        /// What it has of the other network.
+        address: IpAddr,
+    },
     /// A command at the start of the extension backend is needed.
     #[error(transparent)]
     Command(#[from] CommandError),

@@ -12,13 +12,13 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::backend::family::CarriedFamily;
-use crate::backend::host_gw;
 use crate::backend::kernel_health::KernelHealth;
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, of_link_alone};
 use crate::backend::status::{PeerHosts, Reporter};
-use crate::backend::tunnel_device::{Tunnel, TunnelDevice};
+use crate::backend::tunnel_device::{OwnDevice, Tunnel, TunnelDevice};
 use crate::backend::vxlan::VxlanReserved;
+use crate::backend::{host_gw, ipip};
 use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
 use crate::control::lease::{Lease, Peers};
@@ -50,11 +50,23 @@ pub(super) enum Means {
 impl Means {
     /// The backend that its nodes' leases name.
     fn leased_as(&self) -> BackendKind {
-        match self {
+        let kind = match self {
             Self::Vxlan(_) => BackendKind::Vxlan,
             Self::HostGw => BackendKind::HostGw,
             Self::Ipip { .. } => BackendKind::Ipip,
-            Self::Alloc => BackendKind::Udp,
+            Self::Alloc => BackendKind::Alloc,
+        };
+        kind.leased_as()
+    }
+
+    /// The tunnel devices that it has.
+    pub(super) fn devices(&self) -> Vec<OwnDevice> {
+        match self {
+            Self::Vxlan(vxlan) => vxlan.own(),
+            Self::Ipip { .. } => {
+                vec![OwnDevice { name: ipip::NAME.into(), families: Families::default() }]
+            }
+            Self::HostGw | Self::Alloc => Vec::new(),
         }
     }
 

@@ -8,10 +8,12 @@ use tokio::sync::watch;
 
 use crate::backend::error::StartResult;
 use crate::backend::extension::{self, ExtensionBackend};
+use crate::backend::family::{VXLAN_NAMES, WIREGUARD_NAMES};
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, addresses, warn_of_idle_flags};
 use crate::backend::status::View;
+use crate::backend::tunnel_device::{refuse_anothers, remove_others};
 use crate::backend::udp::{self, UdpBackend, UdpReserved};
 use crate::backend::wireguard::{self, WireguardBackend, WireguardReserved};
 use crate::backend::{host_gw, ipip, vxlan};
@@ -52,6 +54,16 @@ pub enum Backend {
 }
 
 impl BackendSettings {
+    /// What tunnel devices of the kernel's it may have.
+    fn device_names(&self) -> Vec<String> {
+        match self {
+            Self::Vxlan(settings) => VXLAN_NAMES.map(|it| format!("{it}{}", settings.vni)).into(),
+            Self::Ipip { .. } => vec![ipip::NAME.to_owned()],
+            Self::Wireguard(_) => WIREGUARD_NAMES.map(str::to_owned).into(),
+            Self::Udp(_) | Self::HostGw | Self::Alloc | Self::Extension(_) => Vec::new(),
+        }
+    }
+
     /// Reserves what another program may have, such as a port, and finds out what the host refuses
     /// and what the node publishes, before anything is written to the store. `former` is what its
     /// lease in the store says from an earlier run.
@@ -65,6 +77,7 @@ impl BackendSettings {
             claim.handover.refuse(reason).await?;
             warn_of_idle_flags(self.kind(), claim.dataplane);
         }
+        refuse_anothers(&self.device_names(), &claim).await?;
         let external = claim.external;
         let (attributes, reserved) = match self {
             Self::Udp(settings) => {
@@ -87,8 +100,12 @@ impl BackendSettings {
                 let means = Means::Ipip { direct_routing: *direct_routing };
                 (attributes, Reserved::Kernel(means))
             }
-            Self::Alloc => (addresses(BackendKind::Udp, external), Reserved::Kernel(Means::Alloc)),
+            Self::Alloc => {
+                let kind = BackendKind::Alloc.leased_as();
+                (addresses(kind, external), Reserved::Kernel(Means::Alloc))
+            }
             Self::Extension(settings) => {
+                remove_others(&[], &[claim.networks]).await?;
                 let attributes = extension::introduce(settings, external).await?;
                 (attributes, Reserved::Extension(settings.clone()))
             }
@@ -107,13 +124,15 @@ impl Prepared {
         for network in networks.filter(|it| !is_udp || *it != setup.networks.first()) {
             udp::remove_leftovers(network).await?;
         }
-        let devices = match &self.reserved {
-            Reserved::Wireguard(reserved) => reserved.plans.as_slice(),
-            Reserved::Udp(_) | Reserved::Kernel(_) | Reserved::Extension(_) => &[],
-        };
         let networks: Vec<_> =
             std::iter::once(setup.networks).chain(setup.former_networks).collect();
-        wireguard::remove_others(devices, &networks).await?;
+        match &self.reserved {
+            Reserved::Udp(_) => remove_others(&[], &networks).await?,
+            Reserved::Kernel(means) => remove_others(&means.devices(), &networks).await?,
+            Reserved::Wireguard(it) => remove_others(&it.devices(), &networks).await?,
+            // Its commands may have made one by now.
+            Reserved::Extension(_) => {}
+        }
         match &self.reserved {
             Reserved::Udp(_) => {}
             // The next one can't have its port and its device before this one has ended.

@@ -255,14 +255,8 @@ impl Reporter {
         peers: &'a Peers,
         kind: BackendKind,
     ) -> impl Iterator<Item = &'a Lease> + use<'a> {
-        let is_ours = move |lease: &&Lease| lease.attributes.backend_type.is(kind);
-        let ignored = (peers.len() - peers.values().filter(is_ours).count()) as u64;
-        self.count(|done| {
-            if std::mem::replace(&mut done.leases_ignored, ignored) != ignored {
-                info!("Ignoring {ignored} leases of nodes with another backend than {kind}");
-            }
-        });
-        peers.values().filter(is_ours)
+        self.count(|done| note_ignored(&mut done.leases_ignored, peers, kind));
+        peers.values().filter(move |lease| lease.attributes.backend_type.is(kind))
     }
 
     /// Reports the peers that are set up, how many that are, and how many are not; logs what
@@ -274,6 +268,15 @@ impl Reporter {
             (counts.peers_programmed, counts.peers_failed) = (done as u64, failed as u64);
             state.hosts = Arc::new(hosts);
         });
+    }
+}
+
+/// Notes how many leases are of other backends than `kind`, and logs it when it changes.
+pub(super) fn note_ignored(noted: &mut u64, peers: &Peers, kind: BackendKind) {
+    let is_other = |lease: &&Lease| !lease.attributes.backend_type.is(kind);
+    let ignored = peers.values().filter(is_other).count() as u64;
+    if std::mem::replace(noted, ignored) != ignored {
+        info!("Ignoring {ignored} leases of nodes with another backend than {kind}");
     }
 }
 

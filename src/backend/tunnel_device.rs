@@ -2,12 +2,14 @@
 //! somebody deletes it, and given the MTU that the external interface leaves. What differs by kind
 //! of tunnel is in the file of each.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tracing::{debug, info, warn};
 
+use crate::backend::error::{StartError, StartResult};
 use crate::backend::family::{CarriedFamily, VXLAN_NAMES, WIREGUARD_NAMES};
 use crate::backend::ipip;
+use crate::backend::setup::Claim;
 use crate::backend::status::{Reporter, Unusable};
 use crate::backend::vxlan::device as vxlan;
 use crate::backend::vxlan::owner::{Vtep, resolve};
@@ -18,9 +20,10 @@ use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
 use crate::host::netlink::{self, NetlinkError, devices, request_all};
-use crate::host::state::{Link, LinkId, MacAddress};
+use crate::host::node_lock::NodeLock;
+use crate::host::state::{KernelFamily as _, Link, LinkId, MacAddress};
 use crate::host::tables::{Device, Way, Ways};
-use crate::route::Prefix;
+use crate::route::{Families, Prefix, Prefixes};
 use crate::status::TunnelEnd;
 
 /// What kind of device it is, and what it is made with.
@@ -56,6 +59,68 @@ pub fn is_tunnel_device(link: &Link) -> bool {
     }
     let number = VXLAN_NAMES.iter().find_map(|name| link.id.name.strip_prefix(name));
     link.vxlan.is_some() && number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// A device that a backend has, and whose packets it carries.
+#[derive(Debug)]
+pub(super) struct OwnDevice {
+    pub(super) name: String,
+    pub(super) families: Families<(), ()>,
+}
+
+/// Refuses a device of these `names` with an address of another network while another weftd runs
+/// here: the two would take each other's peers and addresses from it.
+pub(super) async fn refuse_anothers(names: &[String], claim: &Claim<'_>) -> StartResult {
+    let links = netlink::links().await?.into_iter();
+    let links = links.filter(|link| is_tunnel_device(link) && names.contains(&link.id.name));
+    let addresses = all_addresses().await?;
+    let former = claim.previous_subnet.map(|subnet| IpAddr::from(subnet.network()));
+    let is_anothers = |address: IpAddr| {
+        let is_of_link = matches!(address, IpAddr::V6(address) if address.is_of_link());
+        !claim.networks.contains(address) && former != Some(address) && !is_of_link
+    };
+    for Link { id, .. } in links {
+        let owned = addresses.iter().filter(|(index, _)| *index == id.index);
+        let address = owned.map(|(_, address)| *address).find(|address| is_anothers(*address));
+        if let Some(address) = address
+            && !NodeLock::is_alone().await.unwrap_or(true)
+        {
+            return Err(StartError::DeviceOfAnother { name: id.name, address });
+        }
+    }
+    Ok(())
+}
+
+/// The addresses of both families, each with the index of its link.
+async fn all_addresses() -> Result<Vec<(u32, IpAddr)>, NetlinkError> {
+    let v4 = netlink::addresses::<Ipv4Addr>().await?.into_iter();
+    let v6 = netlink::addresses::<Ipv6Addr>().await?.into_iter();
+    let v4 = v4.map(|owned| (owned.interface_index, IpAddr::from(owned.address)));
+    let v6 = v6.map(|owned| (owned.interface_index, IpAddr::from(owned.address)));
+    Ok(v4.chain(v6).collect())
+}
+
+/// Removes the kernel's tunnel devices that are not `own`, or carry a family that is another one's
+/// now, as far as they have an address for that in `networks`: their routes lead packets away.
+/// Another daemon may have one for another network.
+pub(super) async fn remove_others(own: &[OwnDevice], networks: &[Prefixes]) -> netlink::Result {
+    let links = netlink::links().await?.into_iter().filter(is_tunnel_device);
+    let addresses = all_addresses().await?;
+    for Link { id, .. } in links {
+        let families = own.iter().find(|own| own.name == id.name).map(|own| own.families);
+        let is_stale = |(index, address): &(u32, IpAddr)| {
+            let stays = families.is_some_and(|families| match address {
+                IpAddr::V4(_) => families.v4().is_some(),
+                IpAddr::V6(_) => families.v6().is_some(),
+            });
+            *index == id.index && !stays && networks.iter().any(|it| it.contains(*address))
+        };
+        if addresses.iter().any(is_stale) {
+            netlink::unless_gone(netlink::remove_link(&id).await)?;
+            info!("removed {id}: it is of another backend, mode or network than this node's now");
+        }
+    }
+    Ok(())
 }
 
 impl<A: CarriedFamily> TunnelDevice<A> {

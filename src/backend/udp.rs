@@ -23,7 +23,8 @@ use tokio::sync::watch;
 use crate::backend::error::StartResult;
 use crate::backend::handover::Handover;
 use crate::backend::setup::Setup;
-use crate::backend::status::{Taken, View};
+use crate::backend::status::{Taken, View, note_ignored};
+use crate::backend_kind::BackendKind;
 use crate::control::changes::next_value;
 use crate::control::lease::Peers;
 use crate::host::netlink::NetlinkError;
@@ -81,8 +82,10 @@ impl UdpBackend {
         // Of its family, and with this port, are the peers'; the address itself may change.
         let underlay = tunnel.address();
         let follow_leases = async {
+            let mut ignored = 0;
             loop {
                 let leases = next_value(&mut leases).await;
+                note_ignored(&mut ignored, &leases, BackendKind::Udp);
                 routes.table.publish(next_table(&routes.table.load(), &leases, underlay));
                 tables.send_replace(());
                 handover.is_carrying();

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
 use crate::backend::setup::addresses;
-use crate::backend::tunnel_device::{Tunnel, TunnelDevice};
+use crate::backend::tunnel_device::{OwnDevice, Tunnel, TunnelDevice};
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::LeaseAttributes;
@@ -20,7 +20,7 @@ use crate::host::interface::ExternalInterface;
 use crate::host::mtu::no_room;
 use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::MacAddress;
-use crate::route::{Prefix, Prefixes};
+use crate::route::{Families, Prefix, Prefixes};
 
 use self::data::{data, vtep_mac};
 use self::device::{kernels_port, mismatch, overhead_bytes};
@@ -105,7 +105,7 @@ impl VxlanReserved {
     }
 
     /// The devices of the families that nodes have, for the own `subnets`. Those of others, which
-    /// an earlier run left, go.
+    /// an earlier run left, go, whatever their addresses: nobody may remember that network.
     pub(super) async fn devices(
         &self,
         subnets: Prefixes,
@@ -130,5 +130,18 @@ impl VxlanReserved {
             info!("removed {}: the network has no {} any more", link.id, A::NAME);
         }
         Ok(None)
+    }
+
+    /// What they are called.
+    pub(super) fn own(&self) -> Vec<OwnDevice> {
+        let v4 = self.mac_v4.map(|_| OwnDevice {
+            name: device::name::<Ipv4Addr>(&self.settings),
+            families: Families::of_v4((), None),
+        });
+        let v6 = self.mac_v6.map(|_| OwnDevice {
+            name: device::name::<Ipv6Addr>(&self.settings),
+            families: Families::of_v6(None, ()),
+        });
+        v4.into_iter().chain(v6).collect()
     }
 }

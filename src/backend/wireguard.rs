@@ -26,6 +26,7 @@ use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
 use crate::backend::setup::{Setup, addresses};
 use crate::backend::status::{PeerHosts, Reporter, View};
+use crate::backend::tunnel_device::OwnDevice;
 use crate::backend_kind::BackendKind;
 use crate::config::network::WireguardBackendConfig;
 use crate::control::changes::next_value;
@@ -48,8 +49,6 @@ use self::tunnel::{Goal, Made, Tunnel};
 use self::userspace::{Uapis, Userspace};
 use crate::config::options::{DataplaneOptions, WireguardChoice};
 
-pub(super) use self::device::remove_others;
-
 const KIND: BackendKind = BackendKind::Wireguard;
 
 /// The longest time between two comparisons: the kernel reports no change of peers.
@@ -61,8 +60,7 @@ pub(super) struct WireguardReserved {
     settings: WireguardBackendConfig,
     key: PrivateKey,
     device: WireguardDevice,
-    /// The devices that it has.
-    pub(super) plans: Vec<Plan>,
+    plans: Vec<Plan>,
 }
 
 /// Reads or makes the key, and the devices: what the kernel lacks, or another program has, is known
@@ -148,6 +146,12 @@ fn has_room<A: CarriedFamily>(
 }
 
 impl WireguardReserved {
+    /// The devices that it has.
+    pub(super) fn devices(&self) -> Vec<OwnDevice> {
+        let own = |plan: &Plan| OwnDevice { name: plan.name.into(), families: plan.families };
+        self.plans.iter().map(own).collect()
+    }
+
     /// Whether this process carries the packets.
     pub(super) fn is_in_userspace(&self) -> bool {
         matches!(self.device, WireguardDevice::Userspace(_))

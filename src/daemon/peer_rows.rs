@@ -91,8 +91,6 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
                     asked(row, &reachability, *host, port);
                     let state = subnets.and_then(|it| wireguard.get(&it));
                     state.into_iter().for_each(|state| note_wireguard(row, state));
-                } else if running.kind == BackendKind::Alloc {
-                    (row.state, row.why) = (PeerState::Unmanaged, None);
                 }
             }
         }
@@ -195,7 +193,8 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
         Lifetime::Reservation => None,
     };
     let other = &lease.attributes.backend_type;
-    let (state, why) = match other.is(kind) {
+    let (state, why) = match other.is(kind.leased_as()) {
+        true if kind == BackendKind::Alloc => (PeerState::Unmanaged, None),
         true => {
             let why = match (kind.carried_by(), lease.subnets.v4().zip(lease.attributes.public_ip))
             {

@@ -15,7 +15,9 @@ use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{self, BLACKHOLE_METRIC, NetlinkError};
+use crate::host::node_lock::NodeLock;
 use crate::host::state::KernelFamily;
+use crate::netfilter::diff::Trigger;
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler};
 use crate::netfilter::rules::Wanted;
 use crate::route::{Prefix, Prefixes};
@@ -31,6 +33,18 @@ const BRIDGE_FILTERS: [&str; 2] = [
     "/proc/sys/net/bridge/bridge-nf-call-iptables",
     "/proc/sys/net/bridge/bridge-nf-call-ip6tables",
 ];
+
+/// How the rules are first compared: again, or for the first time, alone here or beside the daemons
+/// of other networks.
+pub(super) async fn trigger(is_again: bool) -> Trigger {
+    if is_again {
+        return Trigger::Resync;
+    }
+    match NodeLock::is_alone().await {
+        Ok(false) => Trigger::StartBesideOthers,
+        Ok(true) | Err(_) => Trigger::Start,
+    }
+}
 
 /// Reconciles the rules that the options ask for.
 pub(super) fn reconciler(

@@ -40,7 +40,6 @@ use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Beginning, Predecessor, Successor};
 use crate::daemon::{contain, descriptors, http, identity, limits, notify, rules};
 use crate::host::lock::DaemonLock;
-use crate::netfilter::diff::Trigger;
 use crate::route::Prefixes;
 use crate::status;
 
@@ -304,7 +303,7 @@ async fn work(
     let reconciler = rules::reconciler(options, &plan.network, held.subnets(), previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
     let refused = reconciler.refused();
-    let trigger = before.as_ref().map_or(Trigger::Start, |_| Trigger::Resync);
+    let trigger = rules::trigger(before.is_some()).await;
     let mut keep_rules = std::pin::pin!(reconciler.run(trigger));
     manager.status().start_is_at(Some("setting the rules"));
     rules::settled(keep_rules.as_mut(), rule_state.clone(), refused).await?;

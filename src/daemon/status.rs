@@ -136,12 +136,28 @@ pub fn fetch_unix(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
         .context("weftd did not answer completely")?
 }
 
+/// The sockets in the same directory, of daemons for other networks perhaps, in words.
+fn others_beside(path: &Path) -> String {
+    let files = path.parent().and_then(|directory| fs::read_dir(directory).ok());
+    let others = files.into_iter().flatten().flatten().map(|file| file.path());
+    let is_socket = |other: &PathBuf| {
+        other != path && other.to_str().is_some_and(|it| it.ends_with("weft.sock"))
+    };
+    let mut others: Vec<_> = others.filter(is_socket).map(|it| it.display().to_string()).collect();
+    others.sort_unstable();
+    if others.is_empty() {
+        return String::new();
+    }
+    format!(" (there is {}: give it as --socket)", others.join(", "))
+}
+
 async fn fetch(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
     let stream = UnixStream::connect(path).await.with_context(|| {
         format!(
-            "cannot connect to {}: weftd is not running, uses another --status-socket, runs as \
+            "cannot connect to {}: weftd is not running, uses another --status-socket{}, runs as \
              another user, or is being taken over by one that hangs: `weft check` tells",
-            path.display()
+            path.display(),
+            others_beside(path)
         )
     })?;
     let reply =

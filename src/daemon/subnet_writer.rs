@@ -17,6 +17,8 @@ use crate::control::changes::next_change;
 use crate::control::own_thread::on_own_thread;
 use crate::control::run::Held;
 use crate::failure::{LogOnce, with_causes};
+use crate::host::listing::Listing;
+use crate::host::pod_links::{gateways, wider};
 use crate::status::SubnetFile as Written;
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
@@ -54,7 +56,9 @@ impl<'a> SubnetWriter<'a> {
     }
 
     /// Retries until the file is written, and writes it again whenever the plane's MTU changes.
+    /// Names the pods that take longer packets.
     pub(super) async fn keep(mut self, mut plane: watch::Receiver<PlaneState>) -> Infallible {
+        warn_of_wide_pods(self.file).await;
         loop {
             let mtu_bytes = plane.borrow_and_update().mtu_bytes;
             if mtu_bytes != self.file.mtu_bytes || !self.written.borrow().written {
@@ -64,6 +68,7 @@ impl<'a> SubnetWriter<'a> {
                 // wait.
                 let written = on_own_thread(move || Ok(file.write(&path)?)).await;
                 self.note(&written.map_err(anyhow::Error::from).flatten());
+                warn_of_wide_pods(self.file).await;
             }
             let pause = if self.written.borrow().written { Duration::MAX } else { RETRY };
             timeout(pause, next_change(&mut plane)).await.ok();
@@ -85,5 +90,18 @@ impl<'a> SubnetWriter<'a> {
                 warn!("Failed to write subnet file: {text}; retrying every {seconds} s");
             }),
         }
+    }
+}
+
+/// Pods keep the MTU that they were started with, perhaps with another backend.
+async fn warn_of_wide_pods(file: SubnetFile) {
+    let SubnetFile { subnets, mtu_bytes, .. } = file;
+    // `weft check` says it as well.
+    let Ok(host) = Listing::with_default_routes(subnets.families()).await else { return };
+    if let Some(wider) = wider(&host.links, &gateways(&host, subnets), mtu_bytes) {
+        warn!(
+            "{wider}: what these pods send may be too long; give the container runtime \
+             FLANNEL_MTU of subnet.env, and start them anew"
+        );
     }
 }

@@ -75,7 +75,8 @@ impl TunnelSocket {
     /// Binds to `address` and switches on what the kernel has of `gso` (batches out) and `gro`
     /// (batches in).
     pub fn bind(address: SocketAddr, gso: bool, gro: bool) -> Result<Self, SocketError> {
-        let hint = "is another flanneld or weftd running there, or has the address moved?";
+        let hint = "is another flanneld or weftd running there (another network of this host \
+                    needs another Backend.Port), or has the address moved?";
         let socket =
             open(address, false).map_err(|source| SocketError { address, hint, source })?;
         Ok(Self::prepare(socket, address, gso, gro))

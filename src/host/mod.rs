@@ -12,5 +12,6 @@ pub mod mtu;
 pub mod netlink;
 pub mod node_lock;
 pub mod overlay;
+pub mod pod_links;
 pub mod state;
 pub mod tables;

@@ -96,6 +96,14 @@ impl NodeLock {
         Ok(held)
     }
 
+    /// Whether no other process has such a lock here.
+    pub async fn is_alone() -> io::Result<bool> {
+        let own = i32::try_from(std::process::id()).ok();
+        let is_own =
+            |held: &NodeLockError| matches!(held, NodeLockError::Taken { pid, .. } if *pid == own);
+        Ok(Self::held_by_others().await?.iter().all(is_own))
+    }
+
     /// Accepts connections, so that other daemons can always ask the kernel who has the lock.
     pub async fn answer(&self) -> Infallible {
         loop {

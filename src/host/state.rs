@@ -45,6 +45,8 @@ pub struct Link {
     pub is_wireguard: bool,
     /// Index of the other end, if it is one of a veth pair.
     pub veth_peer: Option<u32>,
+    /// Index of the bridge, or the like, that it is a port of.
+    pub controller: Option<u32>,
     /// What somebody says of it (`ip link set alias`).
     pub alias: Option<String>,
 }

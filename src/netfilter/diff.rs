@@ -10,6 +10,8 @@ use crate::netfilter::rules::Rule;
 pub enum Trigger {
     /// A daemon starts: rules of an earlier run or of another network are removed.
     Start,
+    /// A daemon starts beside those of other networks, whose rules stay.
+    StartBesideOthers,
     /// The periodic check: missing rules are restored, nothing else changes.
     Resync,
 }

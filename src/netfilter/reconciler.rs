@@ -163,7 +163,7 @@ impl RuleReconciler {
                 Err(error) => {
                     refusals += u32::from(!error.is_passing());
                     let is_final = error.is_missing_program() || refusals >= START_ATTEMPTS_MAX;
-                    let is_starting = trigger == Trigger::Start;
+                    let is_starting = trigger != Trigger::Resync;
                     if is_starting && is_final && is_required {
                         return error;
                     }

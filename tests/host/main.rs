@@ -3,6 +3,7 @@
 #![allow(clippy::duplicate_mod, reason = "a suite runs once for each engine")]
 
 mod address_changes;
+mod change_of_backend;
 mod dead_hosts;
 mod dual_stack;
 mod engine_errno;
@@ -18,6 +19,7 @@ mod ipv6_underlay;
 mod kernel_backends;
 mod namespace;
 mod netns;
+mod networks;
 mod path_mtu;
 mod peer_health;
 mod plain_peer;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 pub(crate) mod bpf;
+pub(crate) mod change;
 pub(crate) mod cluster;
 pub(crate) mod confine;
 pub mod control;

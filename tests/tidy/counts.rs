@@ -9,18 +9,18 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 542, 4545),
-    ("backend", 8668, 90639),
+    (".", 545, 4578),
+    ("backend", 8747, 91619),
     ("bin", 15, 144),
     ("config", 1840, 18855),
-    ("daemon", 3761, 38905),
+    ("daemon", 3798, 39279),
     ("control", 5872, 59354),
-    ("device", 493, 5308),
+    ("device", 494, 5308),
     ("engine", 2245, 21148),
     ("fast_path", 741, 6759),
     ("forward", 816, 7815),
-    ("host", 3252, 34778),
-    ("netfilter", 1255, 12626),
+    ("host", 3293, 35402),
+    ("netfilter", 1256, 12628),
     ("offload", 865, 8031),
     ("packet", 1149, 11616),
     ("rights", 55, 575),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 282, 2495),
     ("status", 628, 4605),
     ("sys", 1255, 13348),
-    ("tool", 5855, 64308),
+    ("tool", 5855, 64365),
     ("wireguard", 1414, 13685),
 ];
 

@@ -47,7 +47,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["netlink"],
             &["netlink/filters", "netlink/neighbours", "netlink/routes", "netlink/wireguard"],
             &["listing", "netlink/devices", "netlink/events", "netlink/policies"],
-            &["interface"],
+            &["interface", "pod_links"],
             &["follower"],
             &["tables"],
             &["tables/edit"],

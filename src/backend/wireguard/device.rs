@@ -1,13 +1,8 @@
 //! The WireGuard devices: which there are, and that each is there with its key and its port. A
 //! device that can stay stays, with its sessions.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use std::sync::Arc;
 
-use tracing::info;
-
-use crate::backend::family::WIREGUARD_NAMES;
 use crate::host::netlink::wireguard::{self, FoundDevice};
 use crate::host::netlink::{self, NetlinkError, devices};
 use crate::host::state::Link;
@@ -191,34 +186,4 @@ impl WireguardDevice {
         }
         Ok((link, device, is_new))
     }
-}
-
-/// Removes flannel's WireGuard devices that are not of `plans`, or carry a family that is another
-/// one's now, as far as they have an address for that in `networks`: another daemon may have one
-/// for another network.
-pub(in crate::backend) async fn remove_others(
-    plans: &[Plan],
-    networks: &[Prefixes],
-) -> Result<(), NetlinkError> {
-    for name in WIREGUARD_NAMES {
-        let found = netlink::link_named(name).await?.filter(|link| link.is_wireguard);
-        let Some(Link { id, .. }) = found else { continue };
-        let v4 = netlink::addresses::<Ipv4Addr>().await?.into_iter();
-        let v6 = netlink::addresses::<Ipv6Addr>().await?.into_iter();
-        let v4 = v4.map(|owned| (owned.interface_index, IpAddr::from(owned.address)));
-        let v6 = v6.map(|owned| (owned.interface_index, IpAddr::from(owned.address)));
-        let families = plans.iter().find(|plan| plan.name == name).map(|plan| plan.families);
-        let is_stale = |(index, address): (u32, IpAddr)| {
-            let stays = families.is_some_and(|families| match address {
-                IpAddr::V4(_) => families.v4().is_some(),
-                IpAddr::V6(_) => families.v6().is_some(),
-            });
-            index == id.index && !stays && networks.iter().any(|it| it.contains(address))
-        };
-        if v4.chain(v6).any(is_stale) {
-            netlink::unless_gone(netlink::remove_link(&id).await)?;
-            info!("removed {id}: it is of another backend, mode or network than this node's now");
-        }
-    }
-    Ok(())
 }

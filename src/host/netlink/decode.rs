@@ -61,6 +61,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         ipip: is(InfoKind::IpIp).then(|| ipip(infos)),
         is_wireguard: is(InfoKind::Wireguard),
         veth_peer: linked.filter(|_| is(InfoKind::Veth)),
+        controller: find!(attributes, LinkAttribute::Controller(index) => *index),
         alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })
 }

@@ -16,6 +16,7 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         ipip: None,
         is_wireguard: false,
         veth_peer: None,
+        controller: None,
         is_bridge: false,
         has_xdp: false,
         alias: None,

@@ -36,7 +36,7 @@ pub(super) const CHECKS: &[Check] = &[
     ("external-interface", network::external, "it can be chosen, and has an address"),
     ("external-link", network::external_link, "it is up, with something at the other end"),
     ("overlay-mtu", network::overlay_mtu, "its MTU leaves room for the tunnel's headers"),
-    ("bridge-mtu", network::bridge_mtu, "the pods' bridge has no larger MTU"),
+    ("bridge-mtu", network::bridge_mtu, "the pods' bridge and its ports have no larger MTU"),
     ("pod-bridge", network::pod_bridge, "it is up, has an address and the route, forwards"),
     ("foreign-routes", routes::foreign_routes, "no other route takes a part of the network"),
     (

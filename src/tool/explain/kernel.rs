@@ -285,6 +285,7 @@ pub(super) mod tests {
             ipip: None,
             is_wireguard: false,
             veth_peer: None,
+            controller: None,
             alias: None,
         };
         [(1, "eth0"), (2, "cni0"), (3, "flannel0"), (4, "lo")].map(link).to_vec()

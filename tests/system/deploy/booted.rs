@@ -15,7 +15,7 @@ use crate::support::overlay::CONFIG;
 const BOOT_LIMIT_S: &str = "900";
 
 /// The commands that run inside; each output follows a line `== NAME`.
-const PROBE: &str = r"#!/bin/bash
+const PROBE: &str = r#"#!/bin/bash
 exec >/out/answers 2>&1
 ask() { echo == $1; shift; $@; }
 ip link add eth9 type veth peer name eth8
@@ -47,9 +47,31 @@ ask kept cat /run/flannel/subnet.env
 ask docker systemctl start weft-docker-opts
 ask options cat /run/docker_opts.env
 systemctl stop weftd
+for name in blue green; do
+    mkdir /var/lib/weft/$name
+    printf '%s\n' FLANNELD_IFACE=eth9 FLANNELD_LOCAL_STORE=/var/lib/weft/$name \
+        >/etc/default/weftd-$name
+done
+echo '{"Network":"10.50.0.0/16","Backend":{"Type":"udp"}}' >/var/lib/weft/blue/config
+echo '{"Network":"10.60.0.0/16","Backend":{"Type":"udp","Port":8385}}' >/var/lib/weft/green/config
+ask networks systemctl start weftd@blue weftd@green
+ask blue cat /run/flannel/blue.env
+ask green cat /run/flannel/green.env
+ask sockets weft status
+kill -KILL $(systemctl show weftd@green -p MainPID --value)
+for try in {1..1000}; do
+    sleep 0.1
+    [[ $(systemctl show weftd@green -p NRestarts --value) != 0 ]] &&
+        systemctl is-active weftd@green && break
+done >/dev/null 2>&1
+ask both systemctl is-active weftd@blue weftd@green
+ask once systemctl show weftd@blue -p NRestarts
+ask devices ip -o link show type tun
+ask unnamed systemctl start weftd@red
+systemctl stop 'weftd@*'
 ask log journalctl --unit weftd --no-pager
 ask end true
-";
+"#;
 
 const PROBE_UNIT: &str = "[Service]\nType=oneshot\nExecStart=/weft/probe\n\
                           ExecStopPost=/bin/systemctl --no-block poweroff\n";
@@ -74,7 +96,7 @@ fn recipe(files: &Path) -> Vec<String> {
     let options = "WEFTD_OPTIONS=--engine=io_uring --workers=2\nFLANNELD_IFACE=eth9\n\
                    FLANNELD_LOCAL_STORE=/var/lib/weft\nFLANNELD_IP_MASQ=true\n";
     fs::write(files.join("weftd"), text("systemd/weftd.default") + options).unwrap();
-    let units = ["weftd.service", "weft-docker-opts.service"];
+    let units = ["weftd.service", "weftd@.service", "weft-docker-opts.service"];
     let units = units
         .map(|unit| bind(&deploy("systemd").join(unit), &format!("/etc/systemd/system/{unit}")));
     let files = [
@@ -166,5 +188,14 @@ fn systemd_runs_the_unit_as_it_is() {
     let subnet = env.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).unwrap();
     let options = format!("DOCKER_OPTS=\" --bip={subnet} --ip-masq=false --mtu=1472\"\n");
     assert_eq!(answer("options"), options);
+    assert_eq!(answer("networks"), "", "two instances of the template: {answers}");
+    assert!(answer("blue").starts_with("FLANNEL_NETWORK=10.50.0.0/16\n"), "{answers}");
+    assert!(answer("green").starts_with("FLANNEL_NETWORK=10.60.0.0/16\n"), "{answers}");
+    assert!(answer("sockets").contains("/run/flannel/blue.weft.sock"), "{answers}");
+    assert_eq!(answer("both"), "active\nactive\n", "kill -9 of one: {answers}");
+    assert_eq!(answer("once"), "NRestarts=0\n", "the other was started again: {answers}");
+    let devices = answer("devices");
+    assert!(devices.contains("flannel0:") && devices.contains("flannel1:"), "{answers}");
+    assert!(answer("unnamed").contains("weftd@red"), "without its file: {answers}");
     assert!(!answer("log").contains("not permitted"), "{}", answer("log"));
 }

@@ -18,15 +18,36 @@ pub(crate) fn settings<'t>(unit: &'t str, name: &str) -> Vec<&'t str> {
 #[test]
 fn systemd_understands_every_line() {
     // The unit names the program where packages put it; here it must be a program that exists.
-    let files = tempfile::tempdir().unwrap();
-    let path = files.path().join("weftd.service");
-    std::fs::write(&path, text("systemd/weftd.service").replace("/usr/bin/weftd", "/bin/true"))
-        .unwrap();
-    let output = Command::new("systemd-analyze").arg("verify").arg(&path).output().unwrap();
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    // Units of the machine are none of the test's.
-    let ours: Vec<_> = complaint.lines().filter(|line| line.contains("weftd.service")).collect();
-    assert!(output.status.success() && ours.is_empty(), "{complaint}");
+    for (unit, verified) in
+        [("weftd.service", "weftd.service"), ("weftd@.service", "weftd@blue.service")]
+    {
+        let files = tempfile::tempdir().unwrap();
+        let there = text(&format!("systemd/{unit}")).replace("/usr/bin/weftd", "/bin/true");
+        std::fs::write(files.path().join(unit), there).unwrap();
+        let path = files.path().join(verified);
+        let output = Command::new("systemd-analyze").arg("verify").arg(&path).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        // Units of the machine are none of the test's.
+        let ours: Vec<_> = complaint.lines().filter(|line| line.contains("weftd")).collect();
+        assert!(output.status.success() && ours.is_empty(), "{complaint}");
+    }
+}
+
+/// So it has the same rights and restarts, which the other tests look at in that one.
+#[test]
+fn the_unit_of_several_networks_differs_in_its_files_alone() {
+    let (one, several) = (text("systemd/weftd.service"), text("systemd/weftd@.service"));
+    let lines = |unit: &str| -> Vec<String> {
+        let is_setting = |line: &&str| !line.starts_with('#') && !line.is_empty();
+        unit.lines().filter(is_setting).map(str::to_owned).collect()
+    };
+    let (one, several) = (lines(&one), lines(&several));
+    let differs = |all: &[String], other: &[String]| -> Vec<String> {
+        let keys = all.iter().filter(|line| !other.contains(line));
+        keys.map(|line| line.split_once('=').unwrap().0.to_owned()).collect()
+    };
+    assert_eq!(differs(&one, &several), ["Description", "EnvironmentFile"]);
+    assert_eq!(differs(&several, &one), ["Description", "Environment", "EnvironmentFile"]);
 }
 
 #[test]

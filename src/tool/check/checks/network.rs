@@ -13,6 +13,7 @@ use crate::failure::with_causes;
 use crate::forward::decide::Leased;
 use crate::host::interface::{ExternalInterface, InterfaceError, select};
 use crate::host::listing::Listing;
+use crate::host::pod_links::wider;
 use crate::host::state::{Address, KernelFamily, Link, NextHop, Route};
 use crate::route::{Families, IpAddress, Prefix};
 use crate::stats::DropReason;
@@ -191,17 +192,16 @@ pub(super) fn bridge_mtu(facts: &Facts) -> Checked {
     let of_v4 = subnets.v4().map(|subnet| bridges(facts, host, subnet));
     let of_v6 = subnets.v6().map(|subnet| bridges(facts, host, subnet));
     let bridges = of_v4.into_iter().flatten().chain(of_v6.into_iter().flatten());
-    let Some(widest) = bridges.max_by_key(|link| link.mtu_bytes) else {
+    let bridges: Vec<_> = bridges.map(|link| &link.id).collect();
+    let Some(first) = bridges.first() else {
         return well("no interface has an address of the subnet yet");
     };
-    let name = &widest.id.name;
-    if widest.mtu_bytes <= overlay {
-        return Ok(format!("{name} at most {overlay}"));
-    }
-    warning(
-        format!("{name} has MTU {}, the overlay {overlay}", widest.mtu_bytes),
-        "Give the container runtime FLANNEL_MTU of subnet.env, and start the pods anew.",
-    )
+    let indices = bridges.iter().map(|id| id.index).collect();
+    let Some(wider) = wider(&host.links, &indices, overlay) else {
+        return Ok(format!("{} and its ports at most {overlay}", first.name));
+    };
+    let cure = "Give the container runtime FLANNEL_MTU of subnet.env, and start the pods anew.";
+    warning(wider, cure)
 }
 
 /// The links of this host's pods.

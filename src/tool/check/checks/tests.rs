@@ -95,6 +95,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         ipip: None,
         is_wireguard: false,
         veth_peer: None,
+        controller: None,
         is_bridge: false,
         has_xdp: false,
         alias: None,
@@ -442,6 +443,9 @@ const OF_THE_HOST: &[Wrong] = &[
     }),
     ("bridge-mtu", Judged::Warning, "cni0 has MTU 1500, the overlay 1472", |it| {
         host(it).links[3].mtu_bytes = 1500;
+    }),
+    ("bridge-mtu", Judged::Warning, "veth9 has MTU 1500, the overlay 1472", |it| {
+        host(it).links.push(Link { controller: Some(4), ..link(9, "veth9", 1500) });
     }),
     ("pod-bridge", Judged::Failed, "cni0 is down", |it| host(it).links[3].is_up = false),
     ("pod-bridge", Judged::Failed, "cni0 has no address", |it| _ = host(it).addresses.remove(1)),
