@@ -126,6 +126,10 @@ impl Prepared {
         }
         let networks: Vec<_> =
             std::iter::once(setup.networks).chain(setup.former_networks).collect();
+        let is_wireguard = matches!(self.reserved, Reserved::Wireguard(_));
+        for network in networks.iter().filter(|it| !is_wireguard || **it != setup.networks) {
+            wireguard::open_again(*network).await?;
+        }
         match &self.reserved {
             Reserved::Udp(_) => remove_others(&[], &networks).await?,
             Reserved::Kernel(means) => remove_others(&means.devices(), &networks).await?,

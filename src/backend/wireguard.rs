@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
+use crate::backend::queues::patiently;
 use crate::backend::setup::{Setup, addresses};
 use crate::backend::status::{PeerHosts, Reporter, View};
 use crate::backend::tunnel_device::OwnDevice;
@@ -45,6 +46,7 @@ use self::data::data;
 use self::device::{WireguardDevice, WireguardError};
 use self::health::{Followed, WireguardHealth};
 use self::plan::{Plan, Underlay, is_too_narrow, plans};
+pub(super) use self::tunnel::open_again;
 use self::tunnel::{Goal, Made, Tunnel};
 use self::userspace::{Uapis, Userspace};
 use crate::config::options::{DataplaneOptions, WireguardChoice};
@@ -84,7 +86,9 @@ pub(super) async fn prepare(
     };
     plans.iter().try_for_each(|plan| has_underlay(plan, external))?;
     for plan in &plans {
-        match device.ensure(plan, &key, mtu_bytes).await {
+        // A killed predecessor that ran WireGuard itself may have a device of the name a moment.
+        let ensure = || device.ensure(plan, &key, mtu_bytes);
+        match patiently(ensure, |error| matches!(error, WireguardError::Foreign(_))).await {
             Err(error @ WireguardError::NoModule(_))
                 if dataplane.wireguard == WireguardChoice::Auto =>
             {

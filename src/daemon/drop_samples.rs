@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::daemon::running::Running;
 use crate::engine;
 use crate::status::{Drops, SCHEMA, Sample, Way};
+use crate::wireguard::sessions::number_of;
 
 /// How long workers go on sampling after somebody has asked.
 const WANTED_NS: u64 = 2_000_000_000;
@@ -47,7 +48,8 @@ pub(super) fn read(running: Option<&Running>, seen: &str) -> Drops {
                 worker: index,
                 reason: sample.reason.id().to_owned(),
                 packets: sample.packets,
-                peer: sample.peer,
+                // With WireGuard a peer has no address here, only what stands for it.
+                peer: sample.peer.filter(|peer| number_of(*peer).is_none()),
                 length_bytes: sample.length_bytes.try_into().unwrap_or(u32::MAX),
                 bytes: sample.bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
             }));

@@ -179,6 +179,11 @@ impl Sealer {
         Self { sessions, events, sealed_at, ready: 0, waiting: 0, destinations, is_done: false }
     }
 
+    /// Lets go of sessions that are over, and of their keys, also if nothing is to be sealed.
+    pub(super) fn refresh(&mut self) {
+        self.sessions.load();
+    }
+
     /// The plan has been carried out, or is forgotten.
     pub(super) fn sent(&mut self) {
         self.is_done = false;
@@ -207,6 +212,7 @@ impl Sealer {
         (self.ready, self.waiting) = (0, 0);
         let Some((packets, sealed)) = arena.split_at_mut_checked(self.sealed_at) else { return };
         let (sessions, mut used_bytes) = (self.sessions.load(), 0);
+        let mtu_bytes = usize::from(context.local.mtu_bytes);
         for index in 0..plan.messages().len() {
             let destination = context.table.address(plan.messages()[index].destination);
             let Some(number) = number_of(destination) else { continue };
@@ -216,7 +222,8 @@ impl Sealer {
                 peer.activity.note_lack();
                 let waits = |datagram| {
                     let may_wait = peer.activity.begin_wait();
-                    let waits = may_wait && wait(&self.events, number, packets, datagram);
+                    let waits =
+                        may_wait && wait(&self.events, number, packets, datagram, mtu_bytes);
                     if may_wait && !waits {
                         peer.activity.end_waits(1);
                     }
@@ -226,7 +233,6 @@ impl Sealer {
                 continue;
             };
             let (start, mut segment_bytes) = (used_bytes, 0);
-            let mtu_bytes = usize::from(context.local.mtu_bytes);
             let is_sealed = plan.datagrams(index).all(|datagram| {
                 let room = sealed.get_mut(used_bytes..).unwrap_or_default();
                 let bytes = seal(session, packets, datagram, mtu_bytes, room);
@@ -256,9 +262,7 @@ fn seal(
 ) -> Option<usize> {
     let [header, payload] = [spans[0].of(packets)?, spans[1].of(packets)?];
     let packet_bytes = header.len() + payload.len();
-    // As the kernel pads: never beyond the MTU, for which the path was measured.
-    let padded_bytes = packet_bytes.next_multiple_of(PADDED_TO_BYTES).min(mtu_bytes);
-    let padded_bytes = padded_bytes.max(packet_bytes);
+    let padded_bytes = padded_bytes(packet_bytes, mtu_bytes);
     let datagram = room.get_mut(..DATA_HEADER_BYTES + padded_bytes + TAG_BYTES)?;
     let inside = datagram.get_mut(DATA_HEADER_BYTES..DATA_HEADER_BYTES + padded_bytes)?;
     let (header_place, rest) = inside.split_at_mut_checked(header.len())?;
@@ -270,10 +274,18 @@ fn seal(
     Some(datagram.len())
 }
 
+/// How long a packet is with its padding. As the kernel pads: never beyond the MTU, for which the
+/// path was measured.
+#[inline]
+fn padded_bytes(packet_bytes: usize, mtu_bytes: usize) -> usize {
+    packet_bytes.next_multiple_of(PADDED_TO_BYTES).min(mtu_bytes).max(packet_bytes)
+}
+
 /// Has a packet wait for a session; whether there was room.
-fn wait(events: &Events, peer: u32, packets: &[u8], spans: [Span; 2]) -> bool {
-    let parts = spans.map(|span| span.of(packets).unwrap_or_default());
-    events.tell(Event::Waiting { peer, packet: parts.concat().into_boxed_slice() })
+fn wait(events: &Events, peer: u32, packets: &[u8], spans: [Span; 2], mtu_bytes: usize) -> bool {
+    let mut packet = spans.map(|span| span.of(packets).unwrap_or_default()).concat();
+    packet.resize(padded_bytes(packet.len(), mtu_bytes), 0);
+    events.tell(Event::Waiting { peer, packet: packet.into_boxed_slice() })
 }
 
 /// What came out of a datagram.
@@ -358,6 +370,11 @@ impl Opener {
             return Opened::Nothing;
         }
         Opened::Packet(packet_bytes, identity(number))
+    }
+
+    /// As the sealer's.
+    pub(super) fn refresh(&mut self) {
+        self.sessions.load();
     }
 
     /// Notes what was heard since the last call.

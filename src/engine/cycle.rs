@@ -256,6 +256,11 @@ pub fn monotonic_ns() -> u64 {
     clock_ns(ClockId::Monotonic)
 }
 
+/// How long this host has slept since it was booted.
+pub fn asleep_ns() -> u64 {
+    clock_ns(ClockId::Boottime).saturating_sub(clock_ns(ClockId::Monotonic))
+}
+
 fn clock_ns(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()

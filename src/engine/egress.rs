@@ -134,6 +134,7 @@ impl<'a> EgressHalf<'a> {
 
     /// What was read is to be moved to the last packet, whatever became of the device.
     pub(super) fn begin_turn(&mut self) {
+        self.sealer.iter_mut().for_each(Sealer::refresh);
         if !self.is_waiting() {
             self.progress.start(self.reads.packets.len());
         }

@@ -169,6 +169,7 @@ impl<'a> IngressHalf<'a> {
 
     /// What was received is to be moved to the last packet, whatever became of the device.
     pub(super) fn begin_turn(&mut self) {
+        self.opener.iter_mut().for_each(Opener::refresh);
         let is_busy = !self.receives.moved.drained;
         if !is_busy {
             self.config.socket.note_drained();

@@ -44,7 +44,7 @@ pub(crate) use crate::rights::keep_for_worker;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use cipher::{Cipher, Event, EventQueue, Events, events};
-pub use cycle::monotonic_ns;
+pub use cycle::{asleep_ns, monotonic_ns};
 pub use wake::Stop;
 pub use worker::{Engine, WorkerConfig, WorkerEnd};
 

@@ -28,6 +28,8 @@ const REKEY_ATTEMPTS_NS: u64 = 90 * SECOND_NS;
 const KEEPALIVE_NS: u64 = 10 * SECOND_NS;
 /// Handshakes that one peer may begin: one in so much time.
 const INITIATION_PERIOD_NS: u64 = SECOND_NS / 50;
+/// By so much times in handshakes differ at least.
+pub(super) const TIMESTAMP_STEP_NS: u64 = 1 << 24;
 /// How long a cookie is of use.
 const COOKIE_LIFE_NS: u64 = 120 * SECOND_NS - REKEY_TIMEOUT_NS;
 
@@ -44,7 +46,6 @@ pub(super) enum Due {
 pub(super) struct Pending {
     pub(super) initiator: Initiator,
     pub(super) local_index: u32,
-    sent_ns: u64,
 }
 
 /// All of it.
@@ -56,6 +57,9 @@ pub(super) struct Association {
     pub(super) endpoint: Option<SocketAddr>,
     pub(super) activity: Arc<Activity>,
     pub(super) pending: Option<Pending>,
+    /// When this host last began a handshake, by its own clock and by what it told the peer.
+    begun_ns: Option<u64>,
+    begun_unix_ns: u64,
     /// Since when handshakes are tried, if one is wanted, and until when the next attempt waits.
     attempts: Option<(u64, u64)>,
     /// The time in the last handshake that the peer has begun, and when that came.
@@ -86,6 +90,8 @@ impl Association {
             endpoint: None,
             activity: Arc::default(),
             pending: None,
+            begun_ns: None,
+            begun_unix_ns: 0,
             attempts: None,
             last_initiation: None,
             sent_mac1: None,
@@ -169,8 +175,21 @@ impl Association {
     /// Has a handshake begin, unless one is being tried.
     pub(super) fn want_handshake(&mut self, now_ns: u64) {
         // No sooner than what was begun last could have been answered.
-        let last_ns = self.pending.as_ref().map_or(0, |pending| pending.sent_ns + REKEY_TIMEOUT_NS);
+        let last_ns = self.begun_ns.map_or(0, |begun_ns| begun_ns + REKEY_TIMEOUT_NS);
         self.attempts.get_or_insert((now_ns, last_ns));
+    }
+
+    /// The time to tell the peer of a handshake that begins now. It takes none that is not later
+    /// than all before, so a clock that was set back must not show.
+    pub(super) fn begins_at(&mut self, unix_ns: u64) -> u64 {
+        self.begun_unix_ns = unix_ns.max(self.begun_unix_ns + TIMESTAMP_STEP_NS);
+        self.begun_unix_ns
+    }
+
+    /// As if there had never been a session.
+    pub(super) fn forget_sessions(&mut self) {
+        (self.current, self.next, self.previous) = (None, None, None);
+        self.activity.forgive();
     }
 
     /// Nobody answers: the packets that wait are lost, and nothing is tried until the next one.
@@ -188,7 +207,8 @@ impl Association {
         jitter_ns: u64,
     ) -> Option<u32> {
         let (initiator, local_index) = pending;
-        let before = self.pending.replace(Pending { initiator, local_index, sent_ns: now_ns });
+        let before = self.pending.replace(Pending { initiator, local_index });
+        self.begun_ns = Some(now_ns);
         let since_ns = self.attempts.map_or(now_ns, |(since_ns, _)| since_ns);
         self.attempts = Some((since_ns, now_ns + REKEY_TIMEOUT_NS + jitter_ns));
         self.activity.sends_keepalive(INITIATION_BYTES as u64, now_ns);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::route::Prefixes;
 
-use super::association::{Association, Due};
+use super::association::{Association, Due, TIMESTAMP_STEP_NS};
 use super::cookie::{CookieJar, Randomness, read_reply};
 use super::difference::{FoundPeer, PeerChange, PeerEdit, allowed_addresses};
 use super::keys::{PrivateKey, PublicKey};
@@ -21,7 +21,7 @@ use super::noise::{
 };
 use super::numbers::Numbers;
 use super::peer::PeerState;
-use super::session::{OVERHEAD_BYTES, PADDED_TO_BYTES, Session};
+use super::session::{OVERHEAD_BYTES, Session};
 use super::sessions::{Sessions, identity, place_of};
 
 /// The moment, on both clocks.
@@ -257,6 +257,8 @@ impl Interface {
         let cookie = peer.and_then(|peer| {
             // Of a first message or of an answer, whichever was sent last.
             let cookie = read_reply(reply, &peer.public_key, peer.sent_mac1.as_ref()?)?;
+            // Once: the same reply again, later, would bring an old cookie back.
+            peer.sent_mac1 = None;
             peer.set_cookie(cookie, now.ns);
             Some(())
         });
@@ -265,7 +267,7 @@ impl Interface {
         }
     }
 
-    /// A packet that had no session to go by waits until there is one.
+    /// A packet that had no session to go by waits until there is one. It has its padding.
     pub fn keep(
         &mut self,
         number: u32,
@@ -294,6 +296,12 @@ impl Interface {
             peer.endpoint = Some(source);
             self.has_changed = true;
         }
+    }
+
+    /// The host has slept: the sessions are no more. Peers stay.
+    pub fn forget_sessions(&mut self) {
+        self.peers.iter_mut().flatten().for_each(|peer| peer.forget_sessions());
+        self.has_changed = true;
     }
 
     /// Does what is due now.
@@ -336,7 +344,8 @@ impl Interface {
         let Some(peer) = self.peers.get_mut(number as usize).and_then(Option::as_mut) else {
             return self.numbers.free(local_index);
         };
-        let (psk, timestamp) = (peer.preshared_key.as_ref(), timestamp(now));
+        let timestamp = timestamp(peer.begins_at(now.unix_ns));
+        let psk = peer.preshared_key.as_ref();
         let begun = Initiator::begin(&self.own, &peer.public_key, psk, &timestamp);
         let (Ok((initiator, noise)), Some(to)) = (begun, peer.endpoint) else {
             return self.numbers.free(local_index);
@@ -463,9 +472,9 @@ fn session(
     session.map(Arc::new).ok_or(Refusal::NoHandshake)
 }
 
-/// A datagram with this packet in it.
+/// A datagram with this packet in it, which has its padding.
 fn seal(session: &Session, packet: &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; OVERHEAD_BYTES + packet.len().next_multiple_of(PADDED_TO_BYTES)];
+    let mut bytes = vec![0; OVERHEAD_BYTES + packet.len()];
     bytes
         .get_mut(super::message::DATA_HEADER_BYTES..)?
         .get_mut(..packet.len())?
@@ -476,10 +485,10 @@ fn seal(session: &Session, packet: &[u8]) -> Option<Vec<u8>> {
 
 /// TAI64N, as the kernel writes it: no finer than handshakes may follow each other, so that it
 /// says little of this host's clock.
-fn timestamp(now: Now) -> Timestamp {
+fn timestamp(unix_ns: u64) -> Timestamp {
     const SECOND_NS: u64 = 1_000_000_000;
-    let seconds = (now.unix_ns / SECOND_NS).wrapping_add(0x4000_0000_0000_000a);
-    let nanoseconds = (now.unix_ns % SECOND_NS) as u32 & !0xff_ffff;
+    let seconds = (unix_ns / SECOND_NS).wrapping_add(0x4000_0000_0000_000a);
+    let nanoseconds = (unix_ns % SECOND_NS) as u32 & !(TIMESTAMP_STEP_NS as u32 - 1);
     let mut bytes = Timestamp::default();
     bytes[..8].copy_from_slice(&seconds.to_be_bytes());
     bytes[8..].copy_from_slice(&nanoseconds.to_be_bytes());

@@ -30,6 +30,32 @@ pub struct KeyError;
 #[debug("{self}")]
 pub struct PublicKey(pub [u8; KEY_BYTES]);
 
+const fn bytes_of(first: u8, rest: u8, last: u8) -> [u8; KEY_BYTES] {
+    let mut bytes = [rest; KEY_BYTES];
+    (bytes[0], bytes[KEY_BYTES - 1]) = (first, last);
+    bytes
+}
+
+/// The points of Curve25519 whose order divides 8: 0, 1, two more, and the first three again, as
+/// they are written beyond the prime 2^255 - 19.
+const OF_LOW_ORDER: [[u8; KEY_BYTES]; 7] = [
+    bytes_of(0, 0, 0),
+    bytes_of(1, 0, 0),
+    [
+        0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4,
+        0x6a, 0xda, 0x09, 0x8d, 0xeb, 0x9c, 0x32, 0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49,
+        0xb8, 0x00,
+    ],
+    [
+        0x5f, 0x9c, 0x95, 0xbc, 0xa3, 0x50, 0x8c, 0x24, 0xb1, 0xd0, 0xb1, 0x55, 0x9c, 0x83, 0xef,
+        0x5b, 0x04, 0x44, 0x5c, 0xc4, 0x58, 0x1c, 0x8e, 0x86, 0xd8, 0x22, 0x4e, 0xdd, 0xd0, 0x9f,
+        0x11, 0x57,
+    ],
+    bytes_of(0xec, 0xff, 0x7f),
+    bytes_of(0xed, 0xff, 0x7f),
+    bytes_of(0xee, 0xff, 0x7f),
+];
+
 /// What proves a host to be the one of its public key.
 #[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct PrivateKey([u8; KEY_BYTES]);
@@ -42,8 +68,10 @@ impl PublicKey {
     /// Whether what is agreed on with it is known to everybody (RFC 7748, section 6.1): no device
     /// does a handshake with such a peer.
     pub fn is_of_low_order(&self) -> bool {
-        let secret = x25519_dalek::StaticSecret::from([1; KEY_BYTES]);
-        !secret.diffie_hellman(&self.0.into()).was_contributory()
+        // The highest bit does not count.
+        let mut point = self.0;
+        point[KEY_BYTES - 1] &= 0x7f;
+        OF_LOW_ORDER.contains(&point)
     }
 }
 
@@ -137,10 +165,15 @@ mod tests {
 
     #[test]
     fn keys_that_hide_nothing_are_told() {
-        let mut one = [0; KEY_BYTES];
-        one[0] = 1;
-        for (bytes, is_low) in [([0; KEY_BYTES], true), (one, true), ([9; KEY_BYTES], false)] {
-            assert_eq!(PublicKey(bytes).is_of_low_order(), is_low, "{bytes:?}");
+        let others = [[9; KEY_BYTES], bytes_of(0xeb, 0xff, 0x7f), bytes_of(2, 0, 0)];
+        let high = OF_LOW_ORDER.map(|mut bytes| {
+            bytes[KEY_BYTES - 1] |= 0x80;
+            bytes
+        });
+        for bytes in OF_LOW_ORDER.into_iter().chain(high).chain(others) {
+            let secret = x25519_dalek::StaticSecret::from([7; KEY_BYTES]);
+            let is_secret = secret.diffie_hellman(&bytes.into()).was_contributory();
+            assert_eq!(PublicKey(bytes).is_of_low_order(), !is_secret, "{bytes:x?}");
         }
     }
 

@@ -89,6 +89,27 @@ fn pods_talk_and_the_wire_shows_nothing_of_it() {
     }
 }
 
+/// The device of userspace ends with weftd, and a host's default route leads anywhere.
+#[test]
+fn nothing_leaves_unencrypted_without_the_device() {
+    let mut overlay = overlay("");
+    let to = overlay.pod(1).to_string();
+    overlay.lab.hosts[0].exec(&["ip", "route", "add", "default", "via", "172.20.0.2"]);
+    overlay.daemons[0].stop(Signal::KILL, SOON);
+    let wire = wire_during(&overlay.lab, overlay.files(), || {
+        let ping = ["ping", "-q", "-c5", "-i0.1", "-W1", "-p", "4d41524b4552", "-s100", &to];
+        assert!(!overlay.lab.pods[0].succeeds(&ping), "who answers?");
+    });
+    assert!(!wire.windows(6).any(|window| window == b"MARKER"), "pods' packets leave in the clear");
+    overlay.restart(0, &[HERE]);
+    overlay.traffic_resumes(SOON, "a kill");
+    overlay.daemons[0].stop(Signal::TERM, SOON);
+    let subnet_file = format!("--subnet-file={}/subnet.env", overlay.dir(0).display());
+    overlay.lab.hosts[0].exec(&[env!("CARGO_BIN_EXE_weft"), "cleanup", &subnet_file]);
+    let routes = overlay.lab.hosts[0].exec(&["ip", "route"]);
+    assert!(!routes.contains("blackhole"), "{routes}");
+}
+
 #[test]
 fn connections_outlive_a_restart_and_a_deleted_device() {
     let mut overlay = overlay("");

@@ -10,13 +10,13 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 545, 4578),
-    ("backend", 8747, 91619),
+    ("backend", 8790, 92031),
     ("bin", 15, 144),
     ("config", 1840, 18855),
-    ("daemon", 3798, 39279),
+    ("daemon", 3799, 39300),
     ("control", 5872, 59354),
     ("device", 494, 5308),
-    ("engine", 2245, 21148),
+    ("engine", 2261, 21300),
     ("fast_path", 741, 6759),
     ("forward", 816, 7815),
     ("host", 3293, 35402),
@@ -29,7 +29,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("status", 628, 4605),
     ("sys", 1255, 13348),
     ("tool", 5855, 64365),
-    ("wireguard", 1414, 13685),
+    ("wireguard", 1456, 14081),
 ];
 
 /// Lines and tokens.

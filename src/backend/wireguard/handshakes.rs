@@ -11,10 +11,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use tracing::error;
+use tracing::{error, info};
 
 use crate::device::{Datagrams, SendBatch, TunnelSocket};
-use crate::engine::{Event, EventQueue, Events, Priority, events, keep_for_worker, monotonic_ns};
+use crate::engine::{
+    Event, EventQueue, Events, Priority, asleep_ns, events, keep_for_worker, monotonic_ns,
+};
 use crate::failure::lock;
 use crate::packet::Span;
 use crate::route::{Peer, Place, Published, Table};
@@ -97,8 +99,14 @@ impl Handshakes {
         let (events, queue) = events();
         // Peers come later; until then nobody is one.
         shared.publish(&mut lock(&shared.interface));
-        let mut work =
-            Work { shared: Arc::clone(&shared), socket, queue, busy_until_ns: 0, tick_at_ns: 0 };
+        let mut work = Work {
+            shared: Arc::clone(&shared),
+            socket,
+            queue,
+            busy_until_ns: 0,
+            tick_at_ns: 0,
+            asleep_ns: asleep_ns(),
+        };
         let thread =
             std::thread::Builder::new().name("handshakes".to_owned()).spawn(move || {
                 // Its messages come from anybody.
@@ -134,6 +142,9 @@ impl Drop for Handshakes {
     }
 }
 
+/// A shorter sleep is the time between two readings of clocks.
+const ASLEEP_MIN_NS: u64 = 1_000_000_000;
+
 /// What the thread has.
 struct Work {
     shared: Arc<Shared>,
@@ -141,6 +152,7 @@ struct Work {
     queue: EventQueue,
     busy_until_ns: u64,
     tick_at_ns: u64,
+    asleep_ns: u64,
 }
 
 impl Work {
@@ -149,6 +161,13 @@ impl Work {
         let Ok(event) = self.queue.next(TICK) else { return true };
         let (now, mut out) = (now(), Vec::new());
         let mut interface = lock(&self.shared.interface);
+        // Peers have given up the sessions meanwhile, and the clock has not counted their age.
+        let asleep_ns = asleep_ns();
+        if asleep_ns > self.asleep_ns + ASLEEP_MIN_NS {
+            info!("this host was asleep: WireGuard agrees on new keys with all peers");
+            interface.forget_sessions();
+        }
+        self.asleep_ns = asleep_ns;
         if let Some(event) = event {
             if self.queue.is_busy() {
                 self.busy_until_ns = now.ns + BUSY_NS;

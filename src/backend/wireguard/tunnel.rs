@@ -14,8 +14,8 @@ use crate::control::lease::Lease;
 use crate::host::follower::HostFollower;
 use crate::host::listing::Listing;
 use crate::host::netlink::wireguard::FoundDevice;
-use crate::host::netlink::{NetlinkError, devices};
-use crate::host::state::{LinkId, RouteSpec};
+use crate::host::netlink::{self, BLACKHOLE_METRIC, NetlinkError, devices};
+use crate::host::state::{KernelFamily, LinkId, RouteSpec};
 use crate::host::tables::edit::apply_all;
 use crate::host::tables::{Desired, Device, Way};
 use crate::route::{Prefix, Prefixes};
@@ -65,6 +65,26 @@ impl Made {
             self.unusable.entry(subnets).and_modify(both).or_insert(why);
         }
     }
+}
+
+/// Has what is for the network go nowhere while the device is not there: a default route would have
+/// it leave unencrypted. It stays when weftd ends.
+async fn close<A: KernelFamily>(network: Option<Prefix<A>>) -> Result<(), NetlinkError> {
+    let Some(network) = network else { return Ok(()) };
+    match netlink::add_blackhole(network).await {
+        Err(error) if error.is_already_there() => Ok(()),
+        added => added,
+    }
+}
+
+/// Undoes that, for another backend or another network.
+pub(in crate::backend) async fn open_again(networks: Prefixes) -> Result<(), NetlinkError> {
+    async fn open<A: KernelFamily>(network: Option<Prefix<A>>) -> Result<(), NetlinkError> {
+        let Some(network) = network else { return Ok(()) };
+        netlink::unless_gone(netlink::remove_blackhole(network, BLACKHOLE_METRIC).await)
+    }
+    open(networks.v4()).await?;
+    open(networks.v6()).await
 }
 
 /// A device, and what it was told last.
@@ -144,6 +164,10 @@ impl Tunnel {
         let mut made = Made::default();
         let (name, external) = (self.plan.name, host.external());
         let mtu_bytes = plan::mtu_bytes(goal.settings, external);
+        if let Some(networks) = self.networks {
+            close(networks.v4()).await?;
+            close(networks.v6()).await?;
+        }
         let (link, found, is_new) = self.device.ensure(&self.plan, &self.key, mtu_bytes).await?;
         let index = link.id.index;
         // Of those that are listed it may be another one, or none.
@@ -151,7 +175,7 @@ impl Tunnel {
             *listing = host.read().await?;
         }
         if is_new && self.index.is_some() {
-            made.repaired.push(format!("{name} was deleted by someone else; made again"));
+            made.repaired.push(format!("{name} was deleted, or had failed; made again"));
         }
         if is_new {
             self.set.clear();
@@ -198,7 +222,9 @@ impl Tunnel {
         let mut edits = difference(&wanted, &found.peers, &self.told, now_unix);
         edits.retain(|edit| removes || edit.change != PeerChange::Remove);
         for edit in edits.iter().filter(|edit| self.is_repair(edit, &wanted)) {
-            made.repaired.push(format!("{name} lacked the peer {}; set again", edit.public_key));
+            let key = edit.public_key;
+            made.repaired
+                .push(format!("{name} lacked the peer {key} or a setting of it; set again"));
         }
         let refused = self.device.edit_peers(name, &edits).await;
         let failed: BTreeSet<_> = refused.iter().map(|(edit, _)| edit.public_key).collect();

@@ -189,12 +189,13 @@ impl Userspace {
         {
             device.start(&self.options, leased)?;
         }
+        let found = device.found();
+        // It stays, whatever the kernel says now.
+        lock(&self.devices).insert(plan.name, device);
         let link = netlink::link_just_made(plan.name).await?;
         if !link.is_up {
             netlink::set_up(&link.id).await?;
         }
-        let found = device.found();
-        lock(&self.devices).insert(plan.name, device);
         Ok((link, found, is_new))
     }
 

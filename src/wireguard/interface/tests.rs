@@ -231,6 +231,31 @@ fn hosts_with_different_preshared_keys_have_no_session() {
 }
 
 #[test]
+fn a_clock_that_was_set_back_is_no_reason_to_be_refused() {
+    let (mut one, mut two) = two(None);
+    send(&mut one, &mut two, PACKET, at(1));
+    two.received();
+    // The session is over, and an hour as well, but the wrong way.
+    let back = Now { unix_ns: at(1).unix_ns - 3_600 * SECOND_NS, ..at(200) };
+    let mut out = Vec::new();
+    one.tick(back, &mut out);
+    deliver(&mut one, &mut two, out, back);
+    send(&mut one, &mut two, OTHER, back);
+    assert_eq!(two.received(), [OTHER], "its handshake is refused for an hour");
+}
+
+#[test]
+fn a_host_that_has_slept_agrees_on_new_keys() {
+    let (mut one, mut two) = two(None);
+    send(&mut one, &mut two, PACKET, at(1));
+    one.interface.forget_sessions();
+    one.publish();
+    assert!(one.sessions.peer(0).unwrap().current().is_none(), "its peer has forgotten this one");
+    send(&mut one, &mut two, OTHER, at(7));
+    assert_eq!(two.received(), [PACKET, OTHER]);
+}
+
+#[test]
 fn a_stranger_is_not_answered() {
     let (mut one, mut two) = (Host::new(3, vec![peer(2, None)]), Host::new(2, vec![peer(1, None)]));
     assert_eq!(send(&mut one, &mut two, PACKET, at(1)), 1, "a stranger got an answer");
