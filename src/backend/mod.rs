@@ -7,6 +7,7 @@ pub mod flaws;
 pub mod handover;
 mod host_gw;
 mod ipip;
+pub mod ipsec;
 pub mod kernel;
 mod kernel_health;
 mod kernel_tables;
