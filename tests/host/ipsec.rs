@@ -232,6 +232,22 @@ fn a_killed_charon_is_started_again_with_all_connections() {
 }
 
 #[test]
+fn a_charon_that_hangs_is_told_and_goes_on() {
+    let site = Site::start();
+    let wrong = || {
+        let status = Status::try_of(&site.home(1)).expect("weftd answers while charon hangs");
+        status.0["dataplane_wrong"].as_str().unwrap_or_default().to_owned()
+    };
+    let charon = site.charon(1).expect("charon runs");
+    kill_process(charon, Signal::STOP).unwrap();
+    wait_until(SOON, "the status says that charon gives no answer", || wrong().contains("charon"));
+    kill_process(charon, Signal::CONT).unwrap();
+    wait_until(SOON, "the status has nothing wrong any more", || wrong().is_empty());
+    site.wait_for_pings("after charon goes on");
+    assert_eq!(site.charon(1), Some(charon), "it was started again");
+}
+
+#[test]
 fn another_psk_is_told_and_the_same_one_heals_it() {
     let mut site = Site::start();
     // As after a change of the configuration that only one node has seen.
