@@ -22,6 +22,8 @@ words! {
         Ipip = "ipip",
         /// In WireGuard, encrypted.
         Wireguard = "wireguard",
+        /// In IPsec tunnels, whose keys charon agrees on.
+        Ipsec = "ipsec",
         /// Not at all: a subnet only.
         Alloc = "alloc",
         /// By whatever the operator's commands set up.
@@ -52,6 +54,9 @@ impl BackendKind {
             Self::Ipip => 20,
             // The same as of udp, and WireGuard's type, receiver, counter and tag (4, 4, 8, 16).
             Self::Wireguard => 60,
+            // Outer IPv4, and the most that any ESP has: SPI, sequence, initial vector, padding,
+            // its length, next header, check value (4, 4, 16, 15, 1, 1, 16). UDP comes on top.
+            Self::Ipsec => 77,
             Self::HostGw | Self::Alloc | Self::Extension => 0,
         }
     }
@@ -61,7 +66,7 @@ impl BackendKind {
         match self {
             Self::Udp => CarriedBy::Workers,
             Self::Vxlan | Self::HostGw | Self::Ipip | Self::Wireguard => CarriedBy::Kernel,
-            Self::Alloc | Self::Extension => CarriedBy::Others,
+            Self::Ipsec | Self::Alloc | Self::Extension => CarriedBy::Others,
         }
     }
 
@@ -92,12 +97,12 @@ impl BackendKind {
 
     /// Whether hosts reach each other's IPv6 subnets by IPv6 addresses of theirs.
     pub const fn has_ipv6_underlay(self) -> bool {
-        !matches!(self, Self::Udp | Self::Ipip)
+        !matches!(self, Self::Udp | Self::Ipip | Self::Ipsec)
     }
 
     /// Whether nothing of IPv6 is carried.
     pub const fn has_ipv4_alone(self) -> bool {
-        matches!(self, Self::Ipip)
+        matches!(self, Self::Ipip | Self::Ipsec)
     }
 
     /// Whether weftd runs commands of the operator's, which may need any right.
@@ -168,7 +173,7 @@ mod tests {
 
     #[test]
     fn names_of_others_are_kept_as_they_are() {
-        for text in ["ipsec", "VXLAN", " udp"] {
+        for text in ["aws-vpc", "VXLAN", " udp"] {
             let name = BackendName::from(text);
             assert_eq!(
                 (name.clone(), name.to_string()),

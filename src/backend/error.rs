@@ -12,6 +12,7 @@ use crate::host::overlay::OverlayError;
 
 use crate::backend::extension::command::CommandError;
 use crate::backend::handover::TakeOverError;
+use crate::backend::ipsec::charon::CharonError;
 use crate::backend::udp::kernel_plane::attachment::AttachError;
 use crate::backend::wireguard::device::WireguardError;
 use crate::backend::wireguard::key_file::KeyFileError;
@@ -40,6 +41,9 @@ pub enum StartError {
     /// No WireGuard.
     #[error(transparent)]
     Wireguard(#[from] WireguardError),
+    /// No charon for the ipsec backend.
+    #[error(transparent)]
+    Charon(#[from] CharonError),
     /// The wireguard backend has no key.
     #[error("no key for WireGuard")]
     WireguardKey(#[from] KeyFileError),

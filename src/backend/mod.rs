@@ -1,5 +1,6 @@
 //! What a lease means on this host, per backend kind: a closed set.
 
+mod closure;
 pub mod error;
 pub mod extension;
 pub mod family;
@@ -7,6 +8,7 @@ pub mod flaws;
 pub mod handover;
 mod host_gw;
 mod ipip;
+pub mod ipsec;
 pub mod kernel;
 mod kernel_health;
 mod kernel_tables;

@@ -5,11 +5,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tracing::warn;
 
+use crate::backend::closure;
 use crate::backend::error::StartResult;
 use crate::backend::extension::{self, ExtensionBackend};
 use crate::backend::family::{VXLAN_NAMES, WIREGUARD_NAMES};
 use crate::backend::handover::{Handover, Offered};
+use crate::backend::ipsec::{self, IpsecBackend, IpsecReserved};
 use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{BackendSettings, Claim, Setup, addresses, warn_of_idle_flags};
 use crate::backend::status::View;
@@ -20,6 +23,7 @@ use crate::backend::{host_gw, ipip, vxlan};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
+use crate::failure::with_causes;
 use crate::host::tables::edit::remove_own_routes;
 use crate::route::Prefixes;
 
@@ -38,6 +42,7 @@ enum Reserved {
     Udp(Box<UdpReserved>),
     Kernel(Means),
     Wireguard(Box<WireguardReserved>),
+    Ipsec(Box<IpsecReserved>),
     Extension(ExtensionBackendConfig),
 }
 
@@ -49,6 +54,8 @@ pub enum Backend {
     Kernel(Box<KernelBackend>),
     /// WireGuard.
     Wireguard(Box<WireguardBackend>),
+    /// IPsec.
+    Ipsec(Box<IpsecBackend>),
     /// Commands.
     Extension(Box<ExtensionBackend>),
 }
@@ -60,7 +67,9 @@ impl BackendSettings {
             Self::Vxlan(settings) => VXLAN_NAMES.map(|it| format!("{it}{}", settings.vni)).into(),
             Self::Ipip { .. } => vec![ipip::NAME.to_owned()],
             Self::Wireguard(_) => WIREGUARD_NAMES.map(str::to_owned).into(),
-            Self::Udp(_) | Self::HostGw | Self::Alloc | Self::Extension(_) => Vec::new(),
+            Self::Udp(_) | Self::HostGw | Self::Ipsec(_) | Self::Alloc | Self::Extension(_) => {
+                Vec::new()
+            }
         }
     }
 
@@ -94,6 +103,10 @@ impl BackendSettings {
                     wireguard::prepare(settings, external, key_file, claim.dataplane).await?;
                 (attributes, Reserved::Wireguard(Box::new(it)))
             }
+            Self::Ipsec(settings) => {
+                let (attributes, it) = ipsec::prepare(settings, external).await?;
+                (attributes, Reserved::Ipsec(Box::new(it)))
+            }
             Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
             Self::Ipip { direct_routing } => {
                 let attributes = ipip::prepare(*direct_routing, claim).await?;
@@ -126,16 +139,21 @@ impl Prepared {
         }
         let networks: Vec<_> =
             std::iter::once(setup.networks).chain(setup.former_networks).collect();
-        let is_wireguard = matches!(self.reserved, Reserved::Wireguard(_));
-        for network in networks.iter().filter(|it| !is_wireguard || **it != setup.networks) {
-            wireguard::open_again(*network).await?;
+        let encrypts = matches!(self.reserved, Reserved::Wireguard(_) | Reserved::Ipsec(_));
+        for network in networks.iter().filter(|it| !encrypts || **it != setup.networks) {
+            closure::open(*network).await?;
         }
         match &self.reserved {
-            Reserved::Udp(_) => remove_others(&[], &networks).await?,
+            Reserved::Udp(_) | Reserved::Ipsec(_) => remove_others(&[], &networks).await?,
             Reserved::Kernel(means) => remove_others(&means.devices(), &networks).await?,
             Reserved::Wireguard(it) => remove_others(&it.devices(), &networks).await?,
             // Its commands may have made one by now.
             Reserved::Extension(_) => {}
+        }
+        if !matches!(self.reserved, Reserved::Ipsec(_))
+            && let Err(error) = ipsec::remove_leftovers(&setup.networks_v4()).await
+        {
+            warn!("what the ipsec backend has left may take packets: {}", with_causes(&error));
         }
         match &self.reserved {
             Reserved::Udp(_) => {}
@@ -143,7 +161,10 @@ impl Prepared {
             Reserved::Wireguard(reserved) if reserved.is_in_userspace() => {
                 setup.handover.offer(Offered::Nothing);
             }
-            Reserved::Wireguard(_) | Reserved::Kernel(_) | Reserved::Extension(_) => {
+            Reserved::Wireguard(_)
+            | Reserved::Ipsec(_)
+            | Reserved::Kernel(_)
+            | Reserved::Extension(_) => {
                 setup.handover.offer(Offered::Place);
             }
         }
@@ -157,6 +178,10 @@ impl Prepared {
             }
             Reserved::Wireguard(reserved) => {
                 Backend::Wireguard(Box::new(WireguardBackend::start(&setup, *reserved).await?))
+            }
+            Reserved::Ipsec(reserved) => {
+                remove_own_routes(setup.networks_v4(), setup.networks_v6()).await?;
+                Backend::Ipsec(Box::new(IpsecBackend::start(&setup, *reserved).await?))
             }
             Reserved::Extension(settings) => {
                 remove_own_routes(setup.networks_v4(), setup.networks_v6()).await?;
@@ -181,6 +206,7 @@ impl Backend {
             Self::Udp(backend) => backend.view(),
             Self::Kernel(backend) => backend.reporter.view(Vec::new(), None),
             Self::Wireguard(backend) => backend.view(),
+            Self::Ipsec(backend) => backend.reporter.view(Vec::new(), None),
             Self::Extension(backend) => backend.reporter.view(Vec::new(), None),
         }
     }
@@ -190,7 +216,7 @@ impl Backend {
         match self {
             Self::Udp(backend) => backend.let_go(),
             Self::Wireguard(backend) => backend.let_go(),
-            Self::Kernel(_) | Self::Extension(_) => {}
+            Self::Kernel(_) | Self::Ipsec(_) | Self::Extension(_) => {}
         }
     }
 
@@ -201,6 +227,7 @@ impl Backend {
             Self::Udp(backend) => backend.run(leases).await,
             Self::Kernel(backend) => backend.run(leases).await,
             Self::Wireguard(backend) => backend.run(leases).await,
+            Self::Ipsec(backend) => backend.run(leases).await,
             Self::Extension(backend) => backend.run(leases).await,
         }
     }

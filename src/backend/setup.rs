@@ -10,8 +10,8 @@ use tracing::warn;
 use crate::backend::handover::Handover;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
-    BackendConfig, ExtensionBackendConfig, NetworkConfig, NetworkConfigError, UdpBackendConfig,
-    VxlanBackendConfig, WireguardBackendConfig, flag,
+    BackendConfig, ExtensionBackendConfig, IpsecBackendConfig, NetworkConfig, NetworkConfigError,
+    UdpBackendConfig, VxlanBackendConfig, WireguardBackendConfig, flag,
 };
 use crate::config::options::{
     DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WireguardChoice,
@@ -43,6 +43,8 @@ pub enum BackendSettings {
     },
     /// WireGuard.
     Wireguard(WireguardBackendConfig),
+    /// IPsec.
+    Ipsec(IpsecBackendConfig),
     /// A subnet only.
     Alloc,
     /// Commands.
@@ -50,7 +52,7 @@ pub enum BackendSettings {
 }
 
 /// What an operator can choose from.
-const BUILT: &str = "udp, vxlan, host-gw, ipip, wireguard, alloc, extension";
+const BUILT: &str = "udp, vxlan, host-gw, ipip, wireguard, ipsec, alloc, extension";
 
 /// What a backend is started with.
 #[derive(Clone)]
@@ -107,6 +109,12 @@ impl BackendSettings {
                 )));
             }
         };
+        if kind == BackendKind::Ipsec && network.ranges.v6().is_some() {
+            return Err(NetworkConfigError::Invalid(format!(
+                "the {kind} backend carries IPv4 alone: set EnableIPv6 to false in the network \
+                 configuration, or choose wireguard, which encrypts both"
+            )));
+        }
         if kind.has_ipv4_alone() && network.ranges.v4().is_none() {
             return Err(NetworkConfigError::Invalid(format!(
                 "the {kind} backend carries IPv4 alone, and the network configuration has none; \
@@ -119,6 +127,7 @@ impl BackendSettings {
             BackendKind::HostGw => Self::HostGw,
             BackendKind::Ipip => Self::Ipip { direct_routing: flag(settings, "DirectRouting")? },
             BackendKind::Wireguard => Self::Wireguard(WireguardBackendConfig::parse(settings)?),
+            BackendKind::Ipsec => Self::Ipsec(IpsecBackendConfig::parse(settings)?),
             BackendKind::Alloc => Self::Alloc,
             BackendKind::Extension => Self::Extension(ExtensionBackendConfig::parse(settings)?),
         })
@@ -132,6 +141,7 @@ impl BackendSettings {
             Self::HostGw => BackendKind::HostGw,
             Self::Ipip { .. } => BackendKind::Ipip,
             Self::Wireguard(_) => BackendKind::Wireguard,
+            Self::Ipsec(_) => BackendKind::Ipsec,
             Self::Alloc => BackendKind::Alloc,
             Self::Extension(_) => BackendKind::Extension,
         }
@@ -250,17 +260,20 @@ mod tests {
 
     #[test]
     fn unbuilt_type_names_those_that_are_built() {
+        let psk = "x".repeat(96);
         for kind in BUILT.split(", ") {
-            assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind().name(), kind);
+            let psk = if kind == "ipsec" { format!(r#","PSK":"{psk}""#) } else { String::new() };
+            let parsed = parse(&format!(r#"{{"Type":"{kind}"{psk}}}"#));
+            assert_eq!(parsed.unwrap().kind().name(), kind);
         }
-        let error = parse(r#"{"Type":"ipsec"}"#).unwrap_err();
-        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("ipsec")));
+        let error = parse(r#"{"Type":"aws-vpc"}"#).unwrap_err();
+        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("aws-vpc")));
         let text = error.to_string();
         assert!(text.contains(BUILT) && !text.contains('\n'), "one line says so: {text}");
     }
 
     #[test]
-    fn no_backend_but_ipip_needs_ipv4() {
+    fn only_ipip_and_ipsec_need_ipv4() {
         for kind in BUILT.split(", ") {
             let text = format!(
                 r#"{{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48",
@@ -271,14 +284,19 @@ mod tests {
                 Ok(settings) => assert_eq!(settings.kind().name(), kind),
                 Err(error) => {
                     let text = error.to_string();
-                    assert!(kind == "ipip" && text.contains("ipip"), "{text}");
+                    assert!(["ipip", "ipsec"].contains(&kind) && text.contains(kind), "{text}");
                 }
             }
         }
-        let both = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48",
-            "Backend":{"Type":"ipip"}}"#;
-        let both = NetworkConfig::parse(both.as_bytes()).unwrap();
-        assert!(BackendSettings::parse(&both).is_ok(), "IPv4 beside IPv6 is refused");
+        for (kind, is_taken) in [("ipip", true), ("ipsec", false)] {
+            let psk = "x".repeat(96);
+            let both = format!(
+                r#"{{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48",
+                    "Backend":{{"Type":"{kind}","PSK":"{psk}"}}}}"#
+            );
+            let both = NetworkConfig::parse(both.as_bytes()).unwrap();
+            assert_eq!(BackendSettings::parse(&both).is_ok(), is_taken, "{kind} with both");
+        }
     }
 
     #[test]

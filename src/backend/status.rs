@@ -19,7 +19,7 @@ use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{HostSet, Prefixes, Published};
 use crate::stats::WorkerStats;
-use crate::status::{BackendCounts, FastPath, Handshakes, TunnelEnd, Worker};
+use crate::status::{BackendCounts, FastPath, Handshakes, IpsecPeer, TunnelEnd, Worker};
 use crate::wireguard::peer::PeerState;
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
@@ -63,6 +63,9 @@ pub type PeerHosts = BTreeMap<Prefixes, IpAddr>;
 
 /// How WireGuard's peers are, by the first subnet of each.
 pub type WireguardPeers = BTreeMap<Prefixes, PeerState>;
+
+/// How IPsec's peers are, likewise.
+pub type IpsecPeers = BTreeMap<Prefixes, IpsecPeer>;
 
 /// Why leases can't be set up, in whole or in one family.
 pub type Unusable = BTreeMap<Prefixes, String>;
@@ -172,6 +175,8 @@ pub struct View {
     pub reachability: watch::Receiver<Arc<Reachability>>,
     /// What WireGuard knows of them, where it carries the packets.
     pub wireguard: watch::Receiver<Arc<WireguardPeers>>,
+    /// What charon has agreed on with them, where IPsec carries the packets.
+    pub ipsec: watch::Receiver<Arc<IpsecPeers>>,
     /// The counters of weftd's own workers, where they carry the packets; they outlive a rebuilt
     /// device.
     pub workers: Vec<Arc<WorkerStats>>,
@@ -186,6 +191,7 @@ pub(super) struct Reporter {
     pub(super) attributes: watch::Sender<LeaseAttributes>,
     pub(super) reachability: watch::Receiver<Arc<Reachability>>,
     pub(super) wireguard: watch::Sender<Arc<WireguardPeers>>,
+    pub(super) ipsec: watch::Sender<Arc<IpsecPeers>>,
 }
 
 impl Reporter {
@@ -211,13 +217,15 @@ impl Reporter {
             attributes: watch::Sender::new(setup.attributes.clone()),
             reachability: watch::Sender::default().subscribe(),
             wireguard: watch::Sender::default(),
+            ipsec: watch::Sender::default(),
         }
     }
 
     pub(super) fn view(&self, workers: Vec<Arc<WorkerStats>>, udp: Option<UdpPlane>) -> View {
         let (state, attributes) = (self.state.subscribe(), self.attributes.subscribe());
         let (reachability, wireguard) = (self.reachability.clone(), self.wireguard.subscribe());
-        View { state, attributes, reachability, wireguard, workers, udp }
+        let ipsec = self.ipsec.subscribe();
+        View { state, attributes, reachability, wireguard, ipsec, workers, udp }
     }
 
     /// Changes the state, and wakes its readers only if it differs.

@@ -46,7 +46,6 @@ use self::data::data;
 use self::device::{WireguardDevice, WireguardError};
 use self::health::{Followed, WireguardHealth};
 use self::plan::{Plan, Underlay, is_too_narrow, plans};
-pub(super) use self::tunnel::open_again;
 use self::tunnel::{Goal, Made, Tunnel};
 use self::userspace::{Uapis, Userspace};
 use crate::config::options::{DataplaneOptions, WireguardChoice};

@@ -13,8 +13,8 @@ use crate::backend_kind::{BackendKind, BackendName};
 use crate::route::{Families, Prefixes};
 
 pub use backends::{
-    CommandLine, ExtensionBackendConfig, UdpBackendConfig, VxlanBackendConfig,
-    WireguardBackendConfig, WireguardMode, flag, shown,
+    CommandLine, ExtensionBackendConfig, IkePsk, IpsecBackendConfig, UdpBackendConfig,
+    VxlanBackendConfig, WireguardBackendConfig, WireguardMode, flag, shown,
 };
 pub use json::NetworkConfigError;
 use json::{boolean, wrong};

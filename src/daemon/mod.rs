@@ -34,6 +34,7 @@ use std::process::ExitCode;
 
 use tracing::{debug, info, warn};
 
+use crate::backend::ipsec::charon::run_keeper;
 use crate::config::flags::{self, Outcome, Variable};
 use crate::config::options::Options;
 use crate::control::timing::Timing;
@@ -46,6 +47,10 @@ pub fn main(
     variable: Variable<'_>,
     adjust: impl FnOnce(&mut Timing),
 ) -> ExitCode {
+    let arguments: Vec<_> = arguments.collect();
+    if let Some(code) = run_keeper(&arguments) {
+        return code;
+    }
     let passed = descriptors::passed();
     crate::sys::memory::return_large_blocks();
     let (options, warnings) = match flags::parse(arguments, variable) {

@@ -17,7 +17,7 @@ use crate::fast_path::PeerCounts;
 use crate::host::mtu::beyond_path;
 use crate::route::{self, Prefixes};
 use crate::stats::WorkerStats;
-use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via, WireguardPeer};
+use crate::status::{IpsecPeer, Peer, PeerState, Traffic, TunnelEnd, Via, WireguardPeer};
 use crate::wireguard;
 
 const NOT_SET_UP: &str = "the kernel or the backend's command does not take what leads there, or \
@@ -75,30 +75,31 @@ pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
                 row.fast_path = Some(taken);
             }
         }
-        None => {
-            let plane = running.view.state.borrow().clone();
-            let (hosts, port) = (plane.hosts, plane.tunnel.map(TunnelEnd::port));
-            let is_asked = running.kind.carried_by() == CarriedBy::Kernel;
-            let wireguard = running.view.wireguard.borrow().clone();
-            for row in &mut rows {
-                let subnets = row.subnets().map(Prefixes::first);
-                if let Some(host) = subnets.and_then(|subnets| hosts.get(&subnets)) {
-                    // Over IPv6 perhaps nobody is.
-                    let is_known = host.is_ipv4() || reachability.contacts.contains_key(host);
-                    let is_asked = is_asked && is_known;
-                    let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
-                    (row.via, row.state, row.why) = (Via::Host(*host), unasked, None);
-                    asked(row, &reachability, *host, port);
-                    let state = subnets.and_then(|it| wireguard.get(&it));
-                    state.into_iter().for_each(|state| note_wireguard(row, state));
-                }
-            }
-        }
+        None => rows.iter_mut().for_each(|row| of_others(row, running, &reachability)),
     }
     let unusable = running.view.state.borrow().unusable.clone();
     note_unused(&mut rows, &leases, &control.unused, &unusable);
     note_shared(&mut rows, &leases, running.kind);
     rows
+}
+
+/// Fills in what is known of a peer whose packets no worker of udp carries.
+fn of_others(row: &mut Peer, running: &Running, reachability: &Reachability) {
+    let subnets = row.subnets().map(Prefixes::first);
+    let plane = running.view.state.borrow();
+    let host = subnets.and_then(|subnets| plane.hosts.get(&subnets).copied());
+    let Some(host) = host else { return };
+    // Over IPv6 perhaps nobody is.
+    let is_known = host.is_ipv4() || reachability.contacts.contains_key(&host);
+    let is_asked = running.kind.carried_by() == CarriedBy::Kernel && is_known;
+    let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
+    (row.via, row.state, row.why) = (Via::Host(host), unasked, None);
+    asked(row, reachability, host, plane.tunnel.map(TunnelEnd::port));
+    let wireguard = running.view.wireguard.borrow();
+    let state = subnets.and_then(|it| wireguard.get(&it));
+    state.into_iter().for_each(|state| note_wireguard(row, state));
+    row.ipsec = subnets.and_then(|it| running.view.ipsec.borrow().get(&it).copied());
+    note_ipsec(row, host);
 }
 
 /// Says of leases that are not used, or of which a part isn't, why: what was `unused` of the
@@ -217,6 +218,23 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
     let ipv6_via = ipv6_host.map(|host| Via::Host(host.into()));
     let (backend, peer) = (Some(other.to_string()), Peer::new(lease.subnets, node, via, state));
     Peer { ipv6_via, backend, lease_expires_unix, why, ..peer }
+}
+
+/// That nothing passes to a peer of IPsec without keys.
+fn note_ipsec(row: &mut Peer, host: IpAddr) {
+    let Some(IpsecPeer { established_unix, installed_unix: None, .. }) = row.ipsec else { return };
+    row.state = PeerState::NotSetUp;
+    row.why = Some(match established_unix {
+        None => format!(
+            "charon has no IKE SA with {host}, and tries: does the ipsec backend run there with \
+             the same PSK (a difference is AUTHENTICATION_FAILED in charon's log), and do UDP 500 \
+             and 4500 pass both ways?"
+        ),
+        Some(_) => format!(
+            "charon has an IKE SA with {host} and no CHILD SA: have both nodes the same \
+             ESPProposal, and does this kernel have ESP and its algorithms (charon's log)?"
+        ),
+    });
 }
 
 /// What a WireGuard device says of a peer.

@@ -10,6 +10,7 @@ pub mod filters;
 pub mod neighbours;
 pub mod policies;
 pub mod routes;
+pub mod tunnel_policies;
 pub mod wireguard;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

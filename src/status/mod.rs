@@ -21,7 +21,7 @@ use crate::backend_kind::BackendKind;
 use crate::route::{IpAddress, Prefix, Prefixes};
 
 pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
-pub use self::peer::{Handshakes, Peer, PeerState, Via, WireguardPeer};
+pub use self::peer::{Handshakes, IpsecPeer, Peer, PeerState, Via, WireguardPeer};
 pub use self::verdict::{Cause, Fault, State, Verdict};
 pub use self::workers::{
     Direction, FastPath, Lately, SWITCHED_OFF, Traffic, Worker, WorkerCounts, counted,

@@ -155,6 +155,9 @@ pub struct Peer {
     /// What WireGuard knows of it, where that carries the packets.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub wireguard: Option<WireguardPeer>,
+    /// What charon has agreed on with it, where IPsec carries the packets.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ipsec: Option<IpsecPeer>,
 }
 
 /// What became of WireGuard's handshakes that peers or others have begun or answered.
@@ -188,6 +191,20 @@ pub struct WireguardPeer {
     /// Bytes of datagrams from it, handshakes included, since the device was made.
     pub received_bytes: u64,
     /// Bytes of datagrams to it, likewise.
+    pub sent_bytes: u64,
+}
+
+/// What charon has agreed on with a peer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpsecPeer {
+    /// Since when each has proved itself to the other (IKE SA), in seconds since 1970; nothing if
+    /// they have not.
+    pub established_unix: Option<u64>,
+    /// Since when there are the keys in use for packets (CHILD SA), likewise.
+    pub installed_unix: Option<u64>,
+    /// Bytes of packets from it with these keys.
+    pub received_bytes: u64,
+    /// Bytes of packets to it, likewise.
     pub sent_bytes: u64,
 }
 
@@ -228,6 +245,7 @@ impl Peer {
             failed_sends: None,
             fast_path: None,
             wireguard: None,
+            ipsec: None,
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
+use crate::backend::ipsec::remove_leftovers;
 use crate::backend::tunnel_device::is_tunnel_device;
 use crate::backend::udp::{pair_names, remove_kept};
 use crate::config::subnet_file::Previous;
@@ -111,7 +112,12 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
         account.take(&link.id, netlink::remove_link(&link.id).await.map(|()| true));
     }
     let networks = Previous::read(subnet_file).unwrap_or_default().networks;
-    remove_routes(networks.and_then(Prefixes::v4), account).await?;
+    let network = networks.and_then(Prefixes::v4);
+    match remove_leftovers(network.as_slice()).await {
+        Ok(removed) => account.done.extend(removed.iter().map(|what| format!("removed {what}"))),
+        Err(error) => account.take("what ipsec has left", Err(error)),
+    }
+    remove_routes(network, account).await?;
     remove_routes(networks.and_then(Prefixes::v6), account).await?;
     for flavour in [Flavour::Nftables, Flavour::Iptables] {
         let removed = flavour.remove_rules(Family::ALL).await;

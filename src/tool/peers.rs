@@ -13,7 +13,7 @@ const HEADINGS: [&str; 11] = [
     "KERNEL",
 ];
 
-/// Behind them, where WireGuard carries the packets.
+/// Behind them, where WireGuard or IPsec carries the packets.
 const HANDSHAKE: &str = "HANDSHAKE";
 
 /// Where in a row its state is.
@@ -30,14 +30,14 @@ pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {
     // Stable: the others stay in the order of their subnets.
     peers.sort_by_key(|peer| Reverse(peer.state.is_alarming()));
     let now_unix = clock::unix_seconds();
-    let is_wireguard = peers.iter().any(|peer| peer.wireguard.is_some());
+    let has_keys = peers.iter().any(|peer| peer.wireguard.is_some() || peer.ipsec.is_some());
     let rows = peers.iter().map(|peer| {
-        let last = is_wireguard.then(|| handshake(peer, now_unix));
+        let last = has_keys.then(|| handshake(peer, now_unix));
         row(peer).into_iter().chain(last).collect()
     });
     let rows: Vec<_> = rows.collect();
     let mut headings = HEADINGS.to_vec();
-    headings.extend(is_wireguard.then_some(HANDSHAKE));
+    headings.extend(has_keys.then_some(HANDSHAKE));
     let mut screen = table::render(&headings, &rows, |row, column, shown| {
         let state = peers[row].state;
         match column {
@@ -77,11 +77,13 @@ fn row(peer: &Peer) -> Vec<String> {
         or_dash(peer.heard_seconds_ago.map(ago)),
         or_dash(
             traffic(|traffic| (traffic.packets_sent, traffic.bytes_sent))
-                .or_else(|| Some(scaled(peer.wireguard.as_ref()?.sent_bytes))),
+                .or_else(|| Some(scaled(peer.wireguard.as_ref()?.sent_bytes)))
+                .or_else(|| Some(scaled(peer.ipsec?.sent_bytes))),
         ),
         or_dash(
             traffic(|traffic| (traffic.packets_received, traffic.bytes_received))
-                .or_else(|| Some(scaled(peer.wireguard.as_ref()?.received_bytes))),
+                .or_else(|| Some(scaled(peer.wireguard.as_ref()?.received_bytes)))
+                .or_else(|| Some(scaled(peer.ipsec?.received_bytes))),
         ),
         or_dash(peer.failed_sends.map(|packets| packets.to_string())),
         or_dash(share(peer)),
@@ -90,8 +92,9 @@ fn row(peer: &Peer) -> Vec<String> {
 
 /// How long ago keys were agreed on.
 fn handshake(peer: &Peer, now_unix: u64) -> String {
-    let Some(wireguard) = &peer.wireguard else { return "-".to_owned() };
-    let at = wireguard.last_handshake_unix;
+    let of_wireguard = peer.wireguard.as_ref().map(|it| it.last_handshake_unix);
+    let last = of_wireguard.or_else(|| peer.ipsec.map(|it| it.installed_unix));
+    let Some(at) = last else { return "-".to_owned() };
     at.map_or_else(|| "never".to_owned(), |at| ago(now_unix.saturating_sub(at)))
 }
 
@@ -139,7 +142,7 @@ fn scaled(bytes: u64) -> String {
 mod tests {
     use super::*;
     use crate::route::Prefixes;
-    use crate::status::WireguardPeer;
+    use crate::status::{IpsecPeer, WireguardPeer};
 
     #[test]
     fn a_row_says_it_all_and_silent_peers_come_first() {
@@ -208,6 +211,24 @@ mod tests {
         let shown = lines[2].join(" ");
         let expected = "10.5.1.0/24 - 198.51.100.7:4242 ok - - - 3.0 kB 2.0 kB - - never";
         assert_eq!(shown, expected, "where it has moved to");
+        assert!(lines[1].last().unwrap().ends_with('h'));
+    }
+
+    #[test]
+    fn ipsec_has_them_too() {
+        let ipsec = |installed_unix| {
+            let via = Via::Host("192.0.2.1".parse().unwrap());
+            let (received_bytes, sent_bytes) = (2000, 3000);
+            let known =
+                IpsecPeer { installed_unix, received_bytes, sent_bytes, ..Default::default() };
+            let subnet = "10.5.1.0/24".parse().unwrap();
+            Peer { ipsec: Some(known), ..Peer::new(subnet, None, via, PeerState::SetUp) }
+        };
+        let screen = render(vec![ipsec(Some(0)), ipsec(None)], Style::PLAIN);
+        let lines: Vec<Vec<&str>> =
+            screen.lines().map(|line| line.split_whitespace().collect()).collect();
+        let expected = "10.5.1.0/24 - 192.0.2.1 set-up - - - 3.0 kB 2.0 kB - - never";
+        assert_eq!(lines[2].join(" "), expected);
         assert!(lines[1].last().unwrap().ends_with('h'));
     }
 

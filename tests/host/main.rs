@@ -15,6 +15,7 @@ mod faults;
 mod forged_io_uring;
 mod forged_mmsg;
 mod guard;
+mod ipsec;
 mod ipv6_underlay;
 mod kernel_backends;
 mod namespace;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{
     cache_parse, coalesce_roundtrip, firewall_listings, forward_walk, ip_parse, lpm_model,
-    operator_input, store_values, vnet_split, wireguard_messages,
+    operator_input, store_values, vici_packets, vnet_split, wireguard_messages,
 };
 
 /// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
@@ -51,6 +51,11 @@ fn operator_input_corpus() {
 #[test]
 fn store_values_corpus() {
     replay("store_values", store_values::run);
+}
+
+#[test]
+fn vici_packets_corpus() {
+    replay("vici_packets", vici_packets::run);
 }
 
 #[test]

@@ -33,6 +33,8 @@ mod packets;
 mod slow_twin;
 #[path = "../../fuzz/bodies/store_values.rs"]
 mod store_values;
+#[path = "../../fuzz/bodies/vici_packets.rs"]
+mod vici_packets;
 #[path = "../../fuzz/bodies/vnet_split.rs"]
 mod vnet_split;
 #[path = "../../fuzz/bodies/wireguard_messages.rs"]

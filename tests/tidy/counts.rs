@@ -9,26 +9,26 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 545, 4578),
-    ("backend", 8790, 92031),
+    (".", 547, 4605),
+    ("backend", 9823, 102857),
     ("bin", 15, 144),
-    ("config", 1840, 18855),
-    ("daemon", 3799, 39300),
+    ("config", 1888, 19257),
+    ("daemon", 3821, 39484),
     ("control", 5872, 59354),
     ("device", 494, 5308),
     ("engine", 2261, 21300),
     ("fast_path", 741, 6759),
     ("forward", 816, 7815),
-    ("host", 3293, 35402),
+    ("host", 3422, 37056),
     ("netfilter", 1256, 12628),
     ("offload", 865, 8031),
     ("packet", 1149, 11616),
     ("rights", 55, 575),
     ("route", 583, 6034),
     ("stats", 282, 2495),
-    ("status", 628, 4605),
+    ("status", 638, 4682),
     ("sys", 1255, 13348),
-    ("tool", 5855, 64365),
+    ("tool", 5864, 64533),
     ("wireguard", 1456, 14081),
 ];
 

@@ -26,8 +26,9 @@ const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 /// Characters of output that a log line or an error quotes.
 const QUOTED_CHARACTERS_MAX: usize = 300;
 
-/// Variables that commands do not get: secrets, and the socket of systemd.
-const WITHHELD: [&str; 3] = ["FLANNELD_ETCD_PASSWORD", "FLANNELD_ETCD_USERNAME", "NOTIFY_SOCKET"];
+/// Variables that other programs do not get: secrets, and the socket of systemd.
+pub(in crate::backend) const WITHHELD: [&str; 3] =
+    ["FLANNELD_ETCD_PASSWORD", "FLANNELD_ETCD_USERNAME", "NOTIFY_SOCKET"];
 
 /// Variables that a command gets besides weftd's own environment.
 pub(super) type Variables = Vec<(&'static str, String)>;

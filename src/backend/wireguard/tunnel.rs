@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tracing::{info, warn};
 
+use crate::backend::closure;
 use crate::backend::family::CarriedFamily;
 use crate::backend::setup::Setup;
 use crate::backend::status::Unusable;
@@ -14,8 +15,8 @@ use crate::control::lease::Lease;
 use crate::host::follower::HostFollower;
 use crate::host::listing::Listing;
 use crate::host::netlink::wireguard::FoundDevice;
-use crate::host::netlink::{self, BLACKHOLE_METRIC, NetlinkError, devices};
-use crate::host::state::{KernelFamily, LinkId, RouteSpec};
+use crate::host::netlink::{NetlinkError, devices};
+use crate::host::state::{LinkId, RouteSpec};
 use crate::host::tables::edit::apply_all;
 use crate::host::tables::{Desired, Device, Way};
 use crate::route::{Prefix, Prefixes};
@@ -65,26 +66,6 @@ impl Made {
             self.unusable.entry(subnets).and_modify(both).or_insert(why);
         }
     }
-}
-
-/// Has what is for the network go nowhere while the device is not there: a default route would have
-/// it leave unencrypted. It stays when weftd ends.
-async fn close<A: KernelFamily>(network: Option<Prefix<A>>) -> Result<(), NetlinkError> {
-    let Some(network) = network else { return Ok(()) };
-    match netlink::add_blackhole(network).await {
-        Err(error) if error.is_already_there() => Ok(()),
-        added => added,
-    }
-}
-
-/// Undoes that, for another backend or another network.
-pub(in crate::backend) async fn open_again(networks: Prefixes) -> Result<(), NetlinkError> {
-    async fn open<A: KernelFamily>(network: Option<Prefix<A>>) -> Result<(), NetlinkError> {
-        let Some(network) = network else { return Ok(()) };
-        netlink::unless_gone(netlink::remove_blackhole(network, BLACKHOLE_METRIC).await)
-    }
-    open(networks.v4()).await?;
-    open(networks.v6()).await
 }
 
 /// A device, and what it was told last.
@@ -165,8 +146,7 @@ impl Tunnel {
         let (name, external) = (self.plan.name, host.external());
         let mtu_bytes = plan::mtu_bytes(goal.settings, external);
         if let Some(networks) = self.networks {
-            close(networks.v4()).await?;
-            close(networks.v6()).await?;
+            closure::close(networks).await?;
         }
         let (link, found, is_new) = self.device.ensure(&self.plan, &self.key, mtu_bytes).await?;
         let index = link.id.index;

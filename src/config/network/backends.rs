@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
+use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::backend_kind::{BackendKind, UDP_PORT};
 use crate::wireguard::keys::PresharedKey;
@@ -144,6 +145,72 @@ fn preshared_key(settings: &Value) -> Result<Option<PresharedKey>, NetworkConfig
                 "Backend.PSK in the network configuration can't be used: {error}"
             ))
         }),
+    }
+}
+
+/// What all hosts prove themselves to each other with. It is never shown.
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
+pub struct IkePsk(String);
+
+impl IkePsk {
+    /// The text, for charon.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for IkePsk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// The ipsec backend's own keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IpsecBackendConfig {
+    /// What all hosts share.
+    pub psk: IkePsk,
+    /// Whether ESP goes in UDP datagrams even without a NAT in between.
+    pub is_in_udp: bool,
+    /// The algorithms, in strongSwan's words.
+    pub esp_proposal: String,
+}
+
+impl IpsecBackendConfig {
+    /// flannel's algorithms.
+    const ESP_PROPOSAL: &'static str = "aes128gcm16-sha256-prfsha256-ecp256";
+    /// flannel's shortest PSK.
+    const PSK_BYTES_MIN: usize = 96;
+    /// The header of UDP.
+    const UDP_BYTES: u32 = 8;
+
+    /// Reads the ipsec backend's keys from `BackendConfig::settings`.
+    pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
+        let text = |name| match member(settings, name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong(&format!("Backend.{name}"), "a string", other)),
+        };
+        // What is there is not repeated: it may be most of one.
+        let psk = member(settings, "PSK").and_then(Value::as_str).unwrap_or_default();
+        if psk.len() < Self::PSK_BYTES_MIN {
+            return Err(NetworkConfigError::Invalid(format!(
+                "Backend.PSK in the network configuration must be a string of at least {} \
+                 characters with ipsec, the same for all nodes (`openssl rand -base64 72`)",
+                Self::PSK_BYTES_MIN
+            )));
+        }
+        Ok(Self {
+            psk: IkePsk(psk.to_owned()),
+            is_in_udp: flag(settings, "UDPEncap")?,
+            esp_proposal: text("ESPProposal")?.map_or(Self::ESP_PROPOSAL, |it| it).to_owned(),
+        })
+    }
+
+    /// What flannel takes off the MTU, whatever the algorithms.
+    pub fn overhead_bytes(&self) -> u32 {
+        let of_udp = if self.is_in_udp { Self::UDP_BYTES } else { 0 };
+        BackendKind::Ipsec.overhead_bytes() + of_udp
     }
 }
 
@@ -314,6 +381,31 @@ mod tests {
         ] {
             let error = of(&bad).unwrap_err().to_string();
             assert!(error.contains(words) && !error.contains("wdtC"), "{error}");
+        }
+    }
+
+    #[test]
+    fn ipsec_has_a_long_psk_which_is_not_shown() {
+        let psk = "s3cret!".repeat(14);
+        let of = |settings: &Value| IpsecBackendConfig::parse(settings);
+        let usual = of(&json!({ "PSK": psk })).unwrap();
+        assert_eq!((usual.psk.text(), usual.is_in_udp), (psk.as_str(), false));
+        assert_eq!(usual.esp_proposal, "aes128gcm16-sha256-prfsha256-ecp256");
+        let given = json!({"psk": psk, "UDPEncap": true, "espproposal": "aes256-sha256"});
+        let all = of(&given).unwrap();
+        assert_eq!((all.is_in_udp, all.esp_proposal.as_str()), (true, "aes256-sha256"));
+        assert_eq!([usual.overhead_bytes(), all.overhead_bytes()], [77, 85], "flannel's");
+        assert!(!shown(&given).to_string().contains("s3cret"));
+        assert!(!format!("{all:?}").contains("s3cret"));
+        for (bad, words) in [
+            (json!({}), "Backend.PSK"),
+            (json!({"PSK": 7}), "Backend.PSK"),
+            (json!({"PSK": &psk[..95]}), "Backend.PSK"),
+            (json!({"PSK": psk, "UDPEncap": "yes"}), "Backend.UDPEncap"),
+            (json!({"PSK": psk, "ESPProposal": 7}), "Backend.ESPProposal"),
+        ] {
+            let error = of(&bad).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("s3cret"), "{error}");
         }
     }
 

@@ -25,26 +25,26 @@ const BLOCK: u8 = 1;
 
 /// `XFRM_MSG_GETPOLICY` and `XFRM_MSG_NEWPOLICY`: `struct xfrm_userpolicy_info`, which begins with
 /// `struct xfrm_selector`; where in it things are.
-const GET_POLICY: u16 = 0x15;
-const POLICY: u16 = 0x13;
-const POLICY_BYTES: usize = 168;
-const SOURCE_AT: usize = 16;
+pub(super) const GET_POLICY: u16 = 0x15;
+pub(super) const POLICY: u16 = 0x13;
+pub(super) const POLICY_BYTES: usize = 168;
+pub(super) const SOURCE_AT: usize = 16;
 const PORT_AT: usize = 32;
 const PORT_MASK_AT: usize = 34;
-const FAMILY_AT: usize = 40;
-const LENGTH_AT: usize = 42;
-const SOURCE_LENGTH_AT: usize = 43;
+pub(super) const FAMILY_AT: usize = 40;
+pub(super) const LENGTH_AT: usize = 42;
+pub(super) const SOURCE_LENGTH_AT: usize = 43;
 const PROTOCOL_AT: usize = 44;
 const INTERFACE_AT: usize = 48;
 const PRIORITY_AT: usize = 152;
-const DIRECTION_AT: usize = 160;
+pub(super) const DIRECTION_AT: usize = 160;
 const ACTION_AT: usize = 161;
 const OUT: u8 = 1;
-const IPV4: u8 = 2;
+pub(super) const IPV4: u8 = 2;
 /// `XFRMA_TMPL`, which asks for IPsec; `XFRMA_MARK`; `XFRMA_IF_ID`.
-const TEMPLATE: u16 = 5;
-const MARK: u16 = 21;
-const INTERFACE_ID: u16 = 31;
+pub(super) const TEMPLATE: u16 = 5;
+pub(super) const MARK: u16 = 21;
+pub(super) const INTERFACE_ID: u16 = 31;
 
 /// What a question has behind its header: the flags that precede the attributes of an answer, or
 /// room for defaults.
@@ -147,7 +147,7 @@ fn request(question: u16, flags: u16) -> [u8; HEADER_BYTES + FLAG_BYTES] {
 }
 
 /// The messages of the answer.
-async fn ask(question: u16, flags: u16) -> Result<Vec<Vec<u8>>> {
+pub(super) async fn ask(question: u16, flags: u16) -> Result<Vec<Vec<u8>>> {
     let mut answer = Vec::new();
     let take = |message: &[u8]| answer.push(message.to_vec());
     let socket = exchange::socket_of(NETLINK_XFRM);
@@ -156,7 +156,7 @@ async fn ask(question: u16, flags: u16) -> Result<Vec<Vec<u8>>> {
 }
 
 /// What is behind the header of an answer of this kind.
-fn payload(answer: &[u8], kind: u16) -> Option<&[u8]> {
+pub(super) fn payload(answer: &[u8], kind: u16) -> Option<&[u8]> {
     answer.get(HEADER_BYTES..).filter(|_| exchange::kind(answer) == Some(kind))
 }
 

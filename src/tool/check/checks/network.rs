@@ -366,7 +366,7 @@ fn is_flannels(link: &Link) -> bool {
 pub(super) fn stale_devices(facts: &Facts) -> Checked {
     let host = facts.host()?;
     let kind = facts.backend().ok_or("no weftd says its backend")?;
-    if kind.carried_by() == CarriedBy::Others {
+    if kind.carried_by() == CarriedBy::Others && kind != BackendKind::Ipsec {
         return skipped("its commands may have made any device");
     }
     if !facts.others.is_empty() {

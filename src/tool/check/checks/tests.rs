@@ -48,6 +48,7 @@ fn status(kind: BackendKind) -> Status {
         BackendKind::Wireguard => {
             (Some("flannel-wg"), Some(TunnelEnd::Wireguard { port: 51820, ipv6_port: 51821 }), 1420)
         }
+        BackendKind::Ipsec => (None, None, 1423),
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => (None, None, 1500),
     };
     let counts = Direction { packets_received: 1000, ..Direction::default() };
@@ -163,6 +164,7 @@ fn well(kind: BackendKind) -> Facts {
             let device = Link { is_wireguard: true, ..link(3, "flannel-wg", 1420) };
             (Some(device), "10.5.0.0/16", None, 1420)
         }
+        BackendKind::Ipsec => (None, "192.0.2.0/24", None, 1423),
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => {
             (None, "10.5.2.0/24", Some("192.0.2.2"), 1500)
         }
