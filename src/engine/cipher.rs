@@ -31,7 +31,8 @@ const EVENTS_MAX: usize = 1024;
 /// Messages of handshakes among them, from which on that thread has no time for all of them.
 const BUSY_MESSAGES: usize = EVENTS_MAX / 8;
 
-/// Packets among them: those for many hosts that are down must not take the messages' places.
+/// Packets among them, and as many moves: those for many hosts that are down must not take the
+/// messages' places, nor a flood of messages theirs.
 const WAITING_MAX: usize = EVENTS_MAX / 4;
 
 // A bit for each message says what became of it.
@@ -84,7 +85,7 @@ impl Queued {
     /// Those of the same kind, and how many may be there.
     fn of(&self, event: &Event) -> (&AtomicUsize, usize) {
         match event {
-            Event::Message { .. } => (&self.messages, EVENTS_MAX),
+            Event::Message { .. } => (&self.messages, EVENTS_MAX - 2 * WAITING_MAX),
             Event::Waiting { .. } => (&self.packets, WAITING_MAX),
             Event::Moved { .. } => (&self.moves, WAITING_MAX),
         }

@@ -30,6 +30,8 @@ pub trait Randomness {
 /// The receiving side.
 pub(super) struct CookieJar {
     own: PublicKey,
+    /// By which senders show that they know it: made once, for anybody may have it compared.
+    mac1_key: [u8; 32],
     /// Of which a cookie is made, and since when.
     secret: Option<([u8; 32], u64)>,
     /// When each address may have its next one, at the latest.
@@ -41,14 +43,13 @@ impl CookieJar {
     pub(super) fn new(own: PublicKey, random: &mut impl Randomness) -> Self {
         let mut limit_key = [0; 32];
         random.fill(&mut limit_key);
-        Self { own, secret: None, next_ns: vec![0; LIMITS].into_boxed_slice(), limit_key }
+        let mac1_key = hash(b"mac1----", &own);
+        Self { own, mac1_key, secret: None, next_ns: vec![0; LIMITS].into_boxed_slice(), limit_key }
     }
 
     /// Whether the sender of a message of a handshake knows who we are.
     pub(super) fn has_mac1(&self, message: &[u8]) -> bool {
-        parts(message).is_some_and(|(body, mac1, _)| {
-            equal(mac1, &mac(&hash(b"mac1----", &self.own), &[body]))
-        })
+        parts(message).is_some_and(|(body, mac1, _)| equal(mac1, &mac(&self.mac1_key, &[body])))
     }
 
     /// Whether it can receive at `source`, for which it has shown a cookie.

@@ -65,7 +65,8 @@ pub struct Interface {
     own: PrivateKey,
     public: PublicKey,
     jar: CookieJar,
-    /// By their numbers, of which none is given twice: workers may still name one that is gone.
+    /// By their numbers, of which each is of one key for good: workers may still name a peer that
+    /// is gone, and one that comes back counts on where it was.
     peers: Vec<Option<Box<Association>>>,
     by_key: BTreeMap<PublicKey, u32>,
     numbers: Numbers,
@@ -115,7 +116,6 @@ impl Interface {
         let known = by_key.get(&edit.public_key).copied();
         match &edit.change {
             PeerChange::Remove => {
-                by_key.remove(&edit.public_key);
                 if let Some(place) = known.and_then(|number| peers.get_mut(number as usize)) {
                     *place = None;
                 }
@@ -123,13 +123,13 @@ impl Interface {
             // As the kernel, which has no peer with its own key.
             PeerChange::Set { .. } if edit.public_key == self.public => return,
             PeerChange::Set { preshared_key, endpoint, allowed, keepalive_seconds } => {
-                let number = known.unwrap_or_else(|| {
-                    let number = peers.len() as u32;
-                    peers.push(Some(Box::new(Association::new(edit.public_key))));
+                let number = known.unwrap_or(peers.len() as u32);
+                if known.is_none() {
                     by_key.insert(edit.public_key, number);
-                    number
-                });
-                let Ok(peer) = self.peer_mut(number) else { return };
+                    peers.push(None);
+                }
+                let Some(place) = peers.get_mut(number as usize) else { return };
+                let peer = place.get_or_insert_with(|| Box::new(Association::new(edit.public_key)));
                 if let Some(preshared_key) = preshared_key {
                     peer.preshared_key.clone_from(preshared_key);
                 }

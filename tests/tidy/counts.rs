@@ -10,13 +10,13 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 547, 4605),
-    ("backend", 9823, 102857),
+    ("backend", 9836, 102981),
     ("bin", 15, 144),
     ("config", 1888, 19257),
     ("daemon", 3821, 39484),
     ("control", 5872, 59354),
     ("device", 494, 5308),
-    ("engine", 2261, 21300),
+    ("engine", 2261, 21304),
     ("fast_path", 741, 6759),
     ("forward", 816, 7815),
     ("host", 3422, 37056),
@@ -29,7 +29,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("status", 638, 4682),
     ("sys", 1255, 13348),
     ("tool", 5864, 64533),
-    ("wireguard", 1456, 14081),
+    ("wireguard", 1456, 14094),
 ];
 
 /// Lines and tokens.

@@ -142,6 +142,14 @@ impl Drop for Handshakes {
     }
 }
 
+/// Of events in one turn, behind which an answer waits: each takes 0.2 ms at most.
+const EVENTS_PER_TURN: usize = 16;
+
+/// How often a message is offered to a socket that has no room, and how long it has between two
+/// tries to send what it holds: 4 MB go in 8 ms at 4 Gb/s.
+const SEND_TRIES: usize = 10;
+const SEND_PAUSE: Duration = Duration::from_millis(1);
+
 /// A shorter sleep is the time between two readings of clocks.
 const ASLEEP_MIN_NS: u64 = 1_000_000_000;
 
@@ -158,7 +166,7 @@ struct Work {
 impl Work {
     /// Waits for an event, and does what follows from it and what is due; whether it is over.
     fn turn(&mut self) -> bool {
-        let Ok(event) = self.queue.next(TICK) else { return true };
+        let Ok(mut event) = self.queue.next(TICK) else { return true };
         let (now, mut out) = (now(), Vec::new());
         let mut interface = lock(&self.shared.interface);
         // Peers have given up the sessions meanwhile, and the clock has not counted their age.
@@ -168,12 +176,17 @@ impl Work {
             interface.forget_sessions();
         }
         self.asleep_ns = asleep_ns;
-        if let Some(event) = event {
-            if self.queue.is_busy() {
-                self.busy_until_ns = now.ns + BUSY_NS;
+        if self.queue.is_busy() {
+            self.busy_until_ns = now.ns + BUSY_NS;
+        }
+        let is_busy = now.ns < self.busy_until_ns;
+        // What else has come by now: publishing costs as much for many as for one.
+        for left in (0..EVENTS_PER_TURN).rev() {
+            let Some(taken) = event.take() else { break };
+            take(&mut interface, taken, is_busy, now, &mut out);
+            if left > 0 {
+                event = self.queue.next(Duration::ZERO).unwrap_or_default();
             }
-            let is_busy = now.ns < self.busy_until_ns;
-            take(&mut interface, event, is_busy, now, &mut out);
         }
         if now.ns >= self.tick_at_ns {
             self.tick_at_ns = now.ns + TICK.as_nanos() as u64;
@@ -190,9 +203,16 @@ impl Work {
         let mut batch = SendBatch::new(1, 1);
         for Send { to, bytes } in out {
             let spans = [Span::new(0, bytes.len())];
-            let message = Datagrams { destination: *to, segment_bytes: None, spans };
-            // What is lost is sent again by who waits for an answer.
-            batch.send(self.socket.as_fd(), bytes, once(message)).ok();
+            let message = || Datagrams { destination: *to, segment_bytes: None, spans };
+            // The socket is a worker's, too, and may be full of bulk. What is lost all the same is
+            // sent again by who waits for an answer, seconds later.
+            for _ in 0..SEND_TRIES {
+                let sent = batch.send(self.socket.as_fd(), bytes, once(message()));
+                if !sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                    break;
+                }
+                std::thread::sleep(SEND_PAUSE);
+            }
         }
     }
 }
