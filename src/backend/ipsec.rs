@@ -89,6 +89,9 @@ pub async fn remove_leftovers(networks: &[Prefix]) -> StartResult<Vec<String>> {
         if others == 0 && charon::end_ours().await? {
             removed.push("charon".to_owned());
         }
+    } else if charon::end_ours().await? {
+        // It runs without its socket, which somebody has removed, or another charon has taken.
+        removed.push("charon".to_owned());
     }
     for selector in policies(networks).await?.keys() {
         tunnel_policies::remove(selector).await?;

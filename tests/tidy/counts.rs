@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 547, 4605),
-    ("backend", 9836, 102981),
+    ("backend", 9838, 103005),
     ("bin", 15, 144),
     ("config", 1888, 19257),
     ("daemon", 3821, 39484),
