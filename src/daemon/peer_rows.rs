@@ -207,8 +207,9 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
         }
         false => {
             let why = format!(
-                "its lease is of the backend {other}, this node's is {kind}, and nothing is sent \
-                 to it: restart whichever has not been since the network configuration changed"
+                "its lease is of the backend {other}, this node's is {kind}, so weftd makes no way \
+                 to it (packets for its pods go by other routes of this host, if there are any): \
+                 restart whichever has not been since the network configuration changed"
             );
             (PeerState::OtherBackend, Some(why))
         }

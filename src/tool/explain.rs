@@ -336,7 +336,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         steps.push(leased(destination, peer));
         if !peer.state.is_sent_to() {
             let state = peer.state;
-            return Err(format!("that peer is {state}: no packets go there, see `weft peers`"));
+            return Err(format!("that peer is {state}: weftd sends none there, see `weft peers`"));
         }
         if A::via(peer).is_none() {
             return Err("that peer takes no packets of this family: none go there".to_owned());
