@@ -153,6 +153,17 @@ impl BackendSettings {
     }
 }
 
+/// Warns of a `Backend.MTU` that the interface does not take.
+pub(super) fn warn_of_wide_mtu(configured_bytes: Option<u32>, external: &ExternalInterface) {
+    if let Some(bytes) = configured_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
+        let (name, most) = (&external.name, external.mtu_bytes);
+        warn!(
+            "Backend.MTU {bytes} is above the {most} of {name}, which is taken in its place, less \
+             the tunnel's headers"
+        );
+    }
+}
+
 /// Warns of flags for workers where there are none.
 pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
     /// So many of the flags, which come first, are for WireGuard's workers, too.

@@ -7,11 +7,11 @@ pub(super) mod owner;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
-use crate::backend::setup::addresses;
+use crate::backend::setup::{addresses, warn_of_wide_mtu};
 use crate::backend::tunnel_device::{OwnDevice, Tunnel, TunnelDevice};
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
@@ -61,13 +61,7 @@ pub(super) async fn prepare(
          DirectRouting={direct_routing}",
         port.unwrap_or(0)
     );
-    if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
-        let (name, most) = (&external.name, external.mtu_bytes);
-        warn!(
-            "Backend.MTU {bytes} is above the {most} of {name}, which is taken in its place, less \
-             the tunnel's headers"
-        );
-    }
+    warn_of_wide_mtu(settings.mtu_bytes, external);
     Ok((attributes, VxlanReserved { settings, mac_v4, mac_v6 }))
 }
 

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
 use crate::backend::queues::patiently;
-use crate::backend::setup::{Setup, addresses};
+use crate::backend::setup::{Setup, addresses, warn_of_wide_mtu};
 use crate::backend::status::{PeerHosts, Reporter, View};
 use crate::backend::tunnel_device::OwnDevice;
 use crate::backend_kind::BackendKind;
@@ -98,13 +98,7 @@ pub(super) async fn prepare(
             ensured => drop(ensured?),
         }
     }
-    if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
-        let (name, most) = (&external.name, external.mtu_bytes);
-        warn!(
-            "Backend.MTU {bytes} is above the {most} of {name}: packets of pods may have \
-             {mtu_bytes}, which is {most} less the tunnel's headers"
-        );
-    }
+    warn_of_wide_mtu(settings.mtu_bytes, external);
     // Where one device carries both families, peers reach it by one port.
     let port_of = |of_family: fn(&Plan) -> bool| {
         plans.iter().find(|plan| of_family(plan)).map(|plan| data(key.public(), plan.port))

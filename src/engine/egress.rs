@@ -207,12 +207,11 @@ impl<'a> EgressHalf<'a> {
                     }
                 }
                 Outcome::Refused => {
-                    let (index, message) = (range.start, &messages[range.start]);
-                    let to = address(sealer.as_ref(), context, message.destination, index);
+                    let index = range.start;
+                    let to = address(sealer.as_ref(), context, messages[index].destination, index);
+                    let refused = RefusedMessage { config, context, arena, plan, index, to };
                     let mut offers = offers.borrow_mut();
-                    let refuses =
-                        send_apart(config, context, arena, plan, (index, to), singles, &mut offers);
-                    refusing = refuses.or(refusing);
+                    refusing = refused.send_apart(singles, &mut offers).or(refusing);
                 }
                 Outcome::Dropped(reason) => {
                     let Message { destination, segments, .. } = messages[range.start];
@@ -233,32 +232,6 @@ impl<'a> EgressHalf<'a> {
         }
         replies.clear();
     }
-}
-
-/// Sends refused message `index` to `to` in another form; returns its destination, if that refuses
-/// GSO batches and nothing else.
-fn send_apart(
-    config: &WorkerConfig,
-    context: &Context<'_>,
-    arena: &[u8],
-    plan: &SendPlan,
-    (index, to): (usize, SocketAddr),
-    singles: &mut SendBatch,
-    offers: &mut Offers,
-) -> Option<Endpoint> {
-    let message = &plan.messages()[index];
-    config.socket.set_fragmenting(true);
-    let by_source = offers.is_by_source(message, context.now_ns);
-    let by = config.socket.sender(by_source);
-    let (sent, refusal) = send_one_by_one(config, context, arena, plan, (index, to), singles, by);
-    if let Some(reason) = refusal.filter(|_| sent == 0) {
-        offers.refused(by_source).note(message.destination.host, reason, context.now_ns);
-    }
-    if message.segments > 1 {
-        config.stats.gso_fallbacks.add(1);
-    }
-    // What refuses single datagrams as well has nothing against GSO.
-    (message.segments > 1 && sent > 0).then_some(message.destination)
 }
 
 /// Where message `index` goes, whose destination this is.
@@ -299,49 +272,77 @@ fn dropped<'a>(
     DroppedPacket { now_ns: context.now_ns, peer, packet }
 }
 
-/// Sends the datagrams of refused message `index`, the same bytes, each on its own; returns how
-/// many went, and why the last of those that did not. None waits for room: that a message is
-/// refused in its form while the buffer is full is rare.
-fn send_one_by_one(
-    config: &WorkerConfig,
-    context: &Context<'_>,
-    arena: &[u8],
-    plan: &SendPlan,
-    (index, to): (usize, SocketAddr),
-    singles: &mut SendBatch,
-    sender: BorrowedFd<'_>,
-) -> (usize, Option<DropReason>) {
-    let Message { destination, segments, .. } = plan.messages()[index];
-    let (stats, mut sent, mut refusal) = (&config.stats, 0, None);
-    let datagrams = |first| plan.datagrams(index).skip(first);
-    carry_out(
-        0..usize::from(segments),
-        |_| false,
-        |first| {
-            let single = |spans| Datagrams { destination: to, segment_bytes: None, spans };
-            let sent = singles.send(sender, arena, datagrams(first).map(single));
-            sent.map_err(Unsent::Refused)
-        },
-        || false,
-        |range, outcome| {
-            let reason = match outcome {
-                Outcome::Sent => {
-                    let (first, count) = (range.start, range.len());
-                    let spans = datagrams(first).take(count).flatten();
-                    let bytes = spans.map(|span| u64::from(span.bytes)).sum();
-                    stats.egress.forwarded(count as u64, count as u64, bytes);
-                    stats.by_peer.sent(destination.host, count as u64, bytes, false);
-                    sent += count;
-                    return;
-                }
-                Outcome::Refused => DropReason::SendFailed,
-                Outcome::Dropped(reason) => reason,
-            };
-            refusal = Some(reason);
-            let spans = datagrams(range.start).next().unwrap_or_default();
-            let dropped = dropped(context, destination, arena, &spans);
-            stats.drop_send(reason, 1, destination.host, dropped);
-        },
-    );
-    (sent, refusal)
+/// A message of the plan that the kernel refuses in its form.
+struct RefusedMessage<'a> {
+    config: &'a WorkerConfig,
+    context: &'a Context<'a>,
+    arena: &'a [u8],
+    plan: &'a SendPlan,
+    index: usize,
+    /// Where it goes.
+    to: SocketAddr,
+}
+
+impl RefusedMessage<'_> {
+    /// Sends it in another form; returns its destination, if that refuses GSO batches and nothing
+    /// else.
+    fn send_apart(&self, singles: &mut SendBatch, offers: &mut Offers) -> Option<Endpoint> {
+        let Self { config, context, plan, index, .. } = *self;
+        let message = &plan.messages()[index];
+        config.socket.set_fragmenting(true);
+        let by_source = offers.is_by_source(message, context.now_ns);
+        let (sent, refusal) = self.send_one_by_one(singles, config.socket.sender(by_source));
+        if let Some(reason) = refusal.filter(|_| sent == 0) {
+            offers.refused(by_source).note(message.destination.host, reason, context.now_ns);
+        }
+        if message.segments > 1 {
+            config.stats.gso_fallbacks.add(1);
+        }
+        // What refuses single datagrams as well has nothing against GSO.
+        (message.segments > 1 && sent > 0).then_some(message.destination)
+    }
+
+    /// Sends its datagrams, the same bytes, each on its own; returns how many went, and why the
+    /// last of those that did not. None waits for room: that a message is refused in its form while
+    /// the buffer is full is rare.
+    fn send_one_by_one(
+        &self,
+        singles: &mut SendBatch,
+        sender: BorrowedFd<'_>,
+    ) -> (usize, Option<DropReason>) {
+        let Self { config, context, arena, plan, index, to } = *self;
+        let Message { destination, segments, .. } = plan.messages()[index];
+        let (stats, mut sent, mut refusal) = (&config.stats, 0, None);
+        let datagrams = |first| plan.datagrams(index).skip(first);
+        carry_out(
+            0..usize::from(segments),
+            |_| false,
+            |first| {
+                let single = |spans| Datagrams { destination: to, segment_bytes: None, spans };
+                let sent = singles.send(sender, arena, datagrams(first).map(single));
+                sent.map_err(Unsent::Refused)
+            },
+            || false,
+            |range, outcome| {
+                let reason = match outcome {
+                    Outcome::Sent => {
+                        let (first, count) = (range.start, range.len());
+                        let spans = datagrams(first).take(count).flatten();
+                        let bytes = spans.map(|span| u64::from(span.bytes)).sum();
+                        stats.egress.forwarded(count as u64, count as u64, bytes);
+                        stats.by_peer.sent(destination.host, count as u64, bytes, false);
+                        sent += count;
+                        return;
+                    }
+                    Outcome::Refused => DropReason::SendFailed,
+                    Outcome::Dropped(reason) => reason,
+                };
+                refusal = Some(reason);
+                let spans = datagrams(range.start).next().unwrap_or_default();
+                let dropped = dropped(context, destination, arena, &spans);
+                stats.drop_send(reason, 1, destination.host, dropped);
+            },
+        );
+        (sent, refusal)
+    }
 }

@@ -249,3 +249,17 @@ impl Peer {
         }
     }
 }
+
+#[cfg(test)]
+impl WireguardPeer {
+    /// One that has moved, with some traffic.
+    pub(crate) fn sample(last_handshake_unix: Option<u64>) -> Self {
+        Self {
+            public_key: "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=".to_owned(),
+            endpoint: "198.51.100.7:4242".parse().ok(),
+            last_handshake_unix,
+            received_bytes: 2000,
+            sent_bytes: 3000,
+        }
+    }
+}

@@ -195,13 +195,7 @@ mod tests {
         let subnet = "10.5.1.0/24".parse().unwrap();
         let via = Via::Host("192.0.2.1".parse().unwrap());
         let peer = |last_handshake_unix| {
-            let wireguard = WireguardPeer {
-                public_key: "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=".to_owned(),
-                endpoint: "198.51.100.7:4242".parse().ok(),
-                last_handshake_unix,
-                received_bytes: 2000,
-                sent_bytes: 3000,
-            };
+            let wireguard = WireguardPeer::sample(last_handshake_unix);
             Peer { wireguard: Some(wireguard), ..Peer::new(subnet, None, via, PeerState::Ok) }
         };
         let screen = render(vec![peer(Some(0)), peer(None)], Style::PLAIN);

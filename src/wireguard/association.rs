@@ -200,14 +200,8 @@ impl Association {
 
     /// A handshake was begun, and is sent now. The attempt after it waits a little longer than that
     /// of others. Returns the number of the handshake that it replaces.
-    pub(super) fn began(
-        &mut self,
-        pending: (Initiator, u32),
-        now_ns: u64,
-        jitter_ns: u64,
-    ) -> Option<u32> {
-        let (initiator, local_index) = pending;
-        let before = self.pending.replace(Pending { initiator, local_index });
+    pub(super) fn began(&mut self, pending: Pending, now_ns: u64, jitter_ns: u64) -> Option<u32> {
+        let before = self.pending.replace(pending);
         self.begun_ns = Some(now_ns);
         let since_ns = self.attempts.map_or(now_ns, |(since_ns, _)| since_ns);
         self.attempts = Some((since_ns, now_ns + REKEY_TIMEOUT_NS + jitter_ns));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::route::Prefixes;
 
-use super::association::{Association, Due, TIMESTAMP_STEP_NS};
+use super::association::{Association, Due, Pending, TIMESTAMP_STEP_NS};
 use super::cookie::{CookieJar, Randomness, read_reply};
 use super::difference::{FoundPeer, PeerChange, PeerEdit, allowed_addresses};
 use super::keys::{PrivateKey, PublicKey};
@@ -358,7 +358,7 @@ impl Interface {
         // Up to a third of a second (section 6.1 of the paper).
         let jitter_ns = (u64::from(u32::from_le_bytes(jitter)) * 333_000_000) >> 32;
         peer.sent_mac1 = Some(mac1);
-        let before = peer.began((initiator, local_index), now.ns, jitter_ns);
+        let before = peer.began(Pending { initiator, local_index }, now.ns, jitter_ns);
         before.into_iter().for_each(|number| self.numbers.free(number));
         out.push(Send { to, bytes });
     }

@@ -54,11 +54,9 @@ pub(super) struct WireguardHealth {
 }
 
 /// What a device has counted of a peer so far, and what that means.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 struct Counted {
-    sent_bytes: u64,
-    received_bytes: u64,
-    packets_given: u64,
+    last: PeerState,
     /// Packets for it; of the kernel's about as many, by their bytes.
     packets: u64,
     /// Grows with what came by a session.
@@ -77,28 +75,25 @@ struct Asked {
 impl Counted {
     /// What was there before this daemon looked, which is no news.
     fn first(state: &PeerState) -> Self {
-        let PeerState { sent_bytes, received_bytes, packets, .. } = *state;
-        let packets_given = packets.unwrap_or_default();
-        Self { sent_bytes, received_bytes, packets_given, ..Self::default() }
+        Self { last: *state, packets: 0, received: 0 }
     }
 
     /// Takes in what a look has found, and whether there `is` a session.
     fn note(&mut self, state: &PeerState, is_session: bool, asked: &mut Asked, now: Instant) {
         // A device that was made again counts from zero.
         let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-        let sent_bytes = since(state.sent_bytes, self.sent_bytes);
+        let last = std::mem::replace(&mut self.last, *state);
+        let sent_bytes = since(state.sent_bytes, last.sent_bytes);
         self.packets += match state.packets {
-            Some(packets) => since(packets, self.packets_given),
+            Some(packets) => since(packets, last.packets.unwrap_or_default()),
             None if is_session => sent_bytes.saturating_sub(HANDSHAKE_BYTES).div_ceil(ECHO_BYTES),
             None if sent_bytes > 0 && asked.is_for_others(now) => asked.since_look + 1,
             None => 0,
         };
         // What belongs to a handshake shows that the peer lives, and not that packets pass.
         if is_session {
-            self.received += since(state.received_bytes, self.received_bytes);
+            self.received += since(state.received_bytes, last.received_bytes);
         }
-        (self.sent_bytes, self.received_bytes) = (state.sent_bytes, state.received_bytes);
-        self.packets_given = state.packets.unwrap_or_default();
     }
 }
 

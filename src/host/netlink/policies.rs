@@ -119,31 +119,37 @@ fn policy(message: &[u8]) -> Option<Policy> {
         && [0, UDP].contains(&info[PROTOCOL_AT])
         && word(INTERFACE_AT) == Some(0)
         && !kinds.iter().any(|kind| [MARK, INTERFACE_ID].contains(kind));
-    let prefix = |address: usize, length: usize| {
-        let address = Ipv4Addr::from(*info[address..].first_chunk::<4>()?);
-        Prefix::new(address, info[length])
-    };
     let decision = match info[ACTION_AT] {
         BLOCK => Decision::Blocks,
         _ if kinds.contains(&TEMPLATE) => Decision::WantsIpsec,
         _ => Decision::Passes,
     };
     is_meant.then_some(Policy {
-        source: prefix(SOURCE_AT, SOURCE_LENGTH_AT)?,
-        destination: prefix(0, LENGTH_AT)?,
+        source: prefix(info, SOURCE_AT, SOURCE_LENGTH_AT)?,
+        destination: prefix(info, 0, LENGTH_AT)?,
         port: Some(number(PORT_AT)).filter(|_| number(PORT_MASK_AT) != 0),
         priority: word(PRIORITY_AT)?,
         decision,
     })
 }
 
-fn request(question: u16, flags: u16) -> [u8; HEADER_BYTES + FLAG_BYTES] {
-    let mut request = [0; HEADER_BYTES + FLAG_BYTES];
-    let mut header = NetlinkBuffer::new(&mut request);
-    header.set_length((HEADER_BYTES + FLAG_BYTES) as u32);
-    header.set_message_type(question);
-    header.set_flags(NLM_F_REQUEST | flags);
-    request
+/// What a policy's packets come from, or what they are for.
+pub(super) fn prefix(info: &[u8], address_at: usize, length_at: usize) -> Option<Prefix> {
+    Prefix::new(address(info, address_at)?, *info.get(length_at)?)
+}
+
+pub(super) fn address(bytes: &[u8], at: usize) -> Option<Ipv4Addr> {
+    Some(Ipv4Addr::from(*bytes.get(at..)?.first_chunk::<4>()?))
+}
+
+/// A message of this kind.
+pub(super) fn request(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
+    let mut header = [0; HEADER_BYTES];
+    let mut buffer = NetlinkBuffer::new(&mut header);
+    buffer.set_length((HEADER_BYTES + body.len()) as u32);
+    buffer.set_message_type(kind);
+    buffer.set_flags(NLM_F_REQUEST | flags);
+    [&header[..], body].concat()
 }
 
 /// The messages of the answer.
@@ -151,7 +157,7 @@ pub(super) async fn ask(question: u16, flags: u16) -> Result<Vec<Vec<u8>>> {
     let mut answer = Vec::new();
     let take = |message: &[u8]| answer.push(message.to_vec());
     let socket = exchange::socket_of(NETLINK_XFRM);
-    exchange::ask(OPERATION, socket, &request(question, flags), take).await?;
+    exchange::ask(OPERATION, socket, &request(question, flags, &[0; FLAG_BYTES]), take).await?;
     Ok(answer)
 }
 

@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NlasIterator};
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NlasIterator};
 use rtnetlink::sys::protocols::NETLINK_XFRM;
 use rustix::io::Errno;
 
-use super::exchange::{self, HEADER_BYTES};
+use super::exchange;
 use super::policies::{
     DIRECTION_AT, FAMILY_AT, GET_POLICY, INTERFACE_ID, IPV4, LENGTH_AT, MARK, POLICY, POLICY_BYTES,
-    SOURCE_AT, SOURCE_LENGTH_AT, TEMPLATE, ask, payload,
+    SOURCE_AT, SOURCE_LENGTH_AT, TEMPLATE, address, ask, payload, prefix, request,
 };
 use super::{Result, unless_gone};
 use crate::route::Prefix;
@@ -112,13 +112,8 @@ fn shown(Selector { direction, source, destination }: &Selector) -> String {
 }
 
 async fn send(operation: &str, kind: u16, body: &[u8]) -> Result {
-    let mut header = [0; HEADER_BYTES];
-    let mut buffer = NetlinkBuffer::new(&mut header);
-    buffer.set_length((HEADER_BYTES + body.len()) as u32);
-    buffer.set_message_type(kind);
-    buffer.set_flags(NLM_F_REQUEST | NLM_F_ACK);
-    let request = [&header[..], body].concat();
-    exchange::ask(operation, exchange::socket_of(NETLINK_XFRM), &request, |_| ()).await
+    let (socket, request) = (exchange::socket_of(NETLINK_XFRM), request(kind, NLM_F_ACK, body));
+    exchange::ask(operation, socket, &request, |_| ()).await
 }
 
 /// Both messages begin with it.
@@ -155,12 +150,10 @@ fn policy(message: &[u8]) -> Option<TunnelPolicy> {
     }
     let found = attributes.iter().find(|it| it.kind() == TEMPLATE)?.value();
     let found: &[u8; TEMPLATE_BYTES] = found.try_into().ok()?;
-    let address = |bytes: &[u8], at: usize| Some(Ipv4Addr::from(*bytes[at..].first_chunk::<4>()?));
-    let prefix = |at: usize, length: usize| Prefix::new(address(info, at)?, info[length]);
     let directions = [Direction::In, Direction::Out, Direction::Forward];
     let direction = *directions.get(usize::from(info[DIRECTION_AT]))?;
-    let source = prefix(SOURCE_AT, SOURCE_LENGTH_AT)?;
-    let selector = Selector { direction, source, destination: prefix(0, LENGTH_AT)? };
+    let source = prefix(info, SOURCE_AT, SOURCE_LENGTH_AT)?;
+    let selector = Selector { direction, source, destination: prefix(info, 0, LENGTH_AT)? };
     let ends = [address(found, FROM_AT)?, address(found, 0)?];
     let (mut plain, template) = ([0; POLICY_BYTES], template(ends));
     write_selector(&mut plain, &selector);
@@ -172,6 +165,7 @@ fn policy(message: &[u8]) -> Option<TunnelPolicy> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::exchange::HEADER_BYTES;
     use super::*;
 
     /// As the kernel lists it: a policy with one template.

@@ -232,13 +232,7 @@ fn pods_ways_are_asked_there_and_back() {
 fn wireguard_carries_what_leases_allow_and_keys_seal() {
     const POD: &str = "10.5.1.9";
     let known = |number, last_handshake_unix| {
-        let wireguard = WireguardPeer {
-            public_key: "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=".to_owned(),
-            endpoint: "198.51.100.7:4242".parse().ok(),
-            last_handshake_unix,
-            received_bytes: 0,
-            sent_bytes: 0,
-        };
+        let wireguard = WireguardPeer::sample(last_handshake_unix);
         Peer { wireguard: Some(wireguard), ..peer(number, "192.0.2.2", PeerState::Idle) }
     };
     let peers = [known(2, Some(1_800_000_000)), known(3, None)];
