@@ -204,10 +204,11 @@ impl IpsecBackend {
         let is_up = charon.is_ok() || self.plane == EspPlane::Kernel;
         let wrong = lost.or_else(|| failures.first().cloned());
         self.reporter.state(|state| (state.is_up, state.wrong) = (is_up, wrong));
-        let outcome = charon.unwrap_or_default();
-        let is_complete = failures.is_empty() && outcome.refused.is_empty();
+        let outcome = charon.ok();
+        let is_refused = outcome.as_ref().is_some_and(|it| !it.refused.is_empty());
+        let is_complete = failures.is_empty() && !is_refused;
         if peers.is_some() {
-            self.follow_peers(&leases, &wanted, &outcome);
+            self.follow_peers(&leases, &wanted, outcome.as_ref());
         }
         is_complete
     }
@@ -286,8 +287,9 @@ impl IpsecBackend {
         Ok(outcome)
     }
 
-    /// Reports the peers as they are now.
-    fn follow_peers(&mut self, leases: &[&Lease], wanted: &Connections, outcome: &Outcome) {
+    /// Reports the peers as they are now; without an `outcome`, as charon did not answer, nobody
+    /// knows what is agreed on with them.
+    fn follow_peers(&mut self, leases: &[&Lease], wanted: &Connections, outcome: Option<&Outcome>) {
         let names: BTreeMap<_, _> =
             wanted.iter().map(|(name, connection)| (connection.peer.subnet, name)).collect();
         let (mut hosts, mut known, mut unusable) =
@@ -299,16 +301,17 @@ impl IpsecBackend {
                 continue;
             };
             let name = names.get(&subnet).map(|name| name.as_str()).unwrap_or_default();
-            if let Some(refused) = outcome.refused.get(name) {
+            if let Some(refused) = outcome.and_then(|it| it.refused.get(name)) {
                 unusable.insert(lease.subnets, with_causes(refused));
                 continue;
             }
-            let association = outcome.associations.get(name).copied().unwrap_or_default();
-            if association.installed_unix.is_none() {
+            let association =
+                outcome.map(|it| it.associations.get(name).copied().unwrap_or_default());
+            if association.is_some_and(|it| it.installed_unix.is_none()) {
                 lacking.insert(subnet);
             }
             hosts.insert(subnet.into(), host.into());
-            known.insert(subnet.into(), association);
+            known.extend(association.map(|it| (subnet.into(), it)));
         }
         for (subnets, why) in unusable.iter().take(1) {
             let all = unusable.len();

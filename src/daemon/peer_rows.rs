@@ -23,6 +23,9 @@ use crate::wireguard;
 const NOT_SET_UP: &str = "the kernel or the backend's command does not take what leads there, or \
                           another program removes it again and again: weftd's log says which";
 
+const NOTHING_OF_CHARON: &str = "charon has not answered lately, so whether there are keys for it \
+                                 is not known (`weft status`)";
+
 /// Of a lease that udp has no use for.
 const NO_USE: &str = "udp reaches hosts by IPv4, or by IPv6 where the network has no IPv4, and its \
                       lease lacks what that takes: a subnet of the family and PublicIP, or, \
@@ -99,6 +102,9 @@ fn of_others(row: &mut Peer, running: &Running, reachability: &Reachability) {
     let state = subnets.and_then(|it| wireguard.get(&it));
     state.into_iter().for_each(|state| note_wireguard(row, state));
     row.ipsec = subnets.and_then(|it| running.view.ipsec.borrow().get(&it).copied());
+    if running.kind == BackendKind::Ipsec && row.ipsec.is_none() {
+        note(row, NOTHING_OF_CHARON);
+    }
     note_ipsec(row, host);
 }
 

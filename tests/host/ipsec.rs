@@ -241,6 +241,13 @@ fn a_charon_that_hangs_is_told_and_goes_on() {
     let charon = site.charon(1).expect("charon runs");
     kill_process(charon, Signal::STOP).unwrap();
     wait_until(SOON, "the status says that charon gives no answer", || wrong().contains("charon"));
+    // What nobody can tell is not told.
+    wait_until(SOON, "weftd knows nothing of its peers' keys, and says so", || {
+        let peer = Status::try_of(&site.home(1)).map(|it| it.0["routes"][0].clone());
+        peer.is_some_and(|peer| {
+            peer["state"] == "set-up" && peer["why"].to_string().contains("not known")
+        })
+    });
     kill_process(charon, Signal::CONT).unwrap();
     wait_until(SOON, "the status has nothing wrong any more", || wrong().is_empty());
     site.wait_for_pings("after charon goes on");

@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 547, 4605),
-    ("backend", 9838, 103005),
+    ("backend", 9838, 103006),
     ("bin", 15, 144),
     ("config", 1888, 19257),
-    ("daemon", 3821, 39484),
+    ("daemon", 3824, 39520),
     ("control", 5872, 59354),
     ("device", 494, 5308),
     ("engine", 2261, 21304),

@@ -54,8 +54,9 @@ pub enum CharonError {
     Unstartable(PathBuf, #[source] io::Error),
     /// It was started in vain.
     #[error(
-        "{} was started and does not listen at {SOCKET}: what it said is above; it must be able to \
-         write to {DIRECTORY}, or else run as a service of its own",
+        "{} was started and does not listen at {SOCKET}: it must be able to write to {DIRECTORY}, \
+         or run as a service of its own; or another one runs and has lost its socket (`pgrep \
+         charon`): end that. What it logs, mostly to the system's log, may say more",
         .0.display()
     )]
     Silent(PathBuf, #[source] ViciError),
