@@ -32,10 +32,11 @@ use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::no_room;
-use crate::host::netlink::NetlinkError;
 use crate::host::netlink::tunnel_policies::{self, Selector};
+use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::KernelFamily;
 use crate::route::Prefix;
+use crate::status::IpsecPeer;
 
 use self::charon::CharonError;
 use self::client::{Client, ViciError};
@@ -46,6 +47,20 @@ const KIND: BackendKind = BackendKind::Ipsec;
 
 /// The longest time between two comparisons: neither charon nor the kernel reports all changes.
 const PERIOD: Duration = Duration::from_secs(10);
+
+/// Of a peer with keys whose packets do not reach charon, which encrypts them.
+const UNROUTED: &str = "charon has keys for it, but packets for it do not reach charon: the route \
+                        in table 220, or the rule to look there (`ip rule`), is gone, as after \
+                        the end of a second charon on this host; restart charon";
+
+/// Of a host without pods.
+const NO_ADDRESS: &str = "charon, which encrypts packets itself here, takes no keys for them \
+                          before an interface of this host has an address of its subnet: the \
+                          bridge of its first pod, as a rule";
+
+/// Of a charon that weftd has started, and can't once more, without the rights of the start.
+const KEEPER_GONE: &str = "; its process weft-charon starts it again, but if that is gone too \
+                           (`pgrep weft-charon`), restart weftd, which starts both";
 
 /// What a start has got.
 #[derive(Debug)]
@@ -190,7 +205,7 @@ impl IpsecBackend {
         self.report_external();
         let failures = [
             set.as_ref().err().map(|error| with_causes(error)),
-            charon.as_ref().err().map(|error| with_causes(error)),
+            charon.as_ref().err().map(|error| self.told(error)),
         ];
         let failures: Vec<_> = failures.into_iter().flatten().collect();
         if let Some(first) = failures.first() {
@@ -208,7 +223,7 @@ impl IpsecBackend {
         let is_refused = outcome.as_ref().is_some_and(|it| !it.refused.is_empty());
         let is_complete = failures.is_empty() && !is_refused;
         if peers.is_some() {
-            self.follow_peers(&leases, &wanted, outcome.as_ref());
+            self.follow_peers(&leases, &wanted, outcome.as_ref()).await;
         }
         is_complete
     }
@@ -289,7 +304,12 @@ impl IpsecBackend {
 
     /// Reports the peers as they are now; without an `outcome`, as charon did not answer, nobody
     /// knows what is agreed on with them.
-    fn follow_peers(&mut self, leases: &[&Lease], wanted: &Connections, outcome: Option<&Outcome>) {
+    async fn follow_peers(
+        &mut self,
+        leases: &[&Lease],
+        wanted: &Connections,
+        outcome: Option<&Outcome>,
+    ) {
         let names: BTreeMap<_, _> =
             wanted.iter().map(|(name, connection)| (connection.peer.subnet, name)).collect();
         let (mut hosts, mut known, mut unusable) =
@@ -307,6 +327,10 @@ impl IpsecBackend {
             }
             let association =
                 outcome.map(|it| it.associations.get(name).copied().unwrap_or_default());
+            if let Some(why) = self.amiss(subnet, association).await {
+                unusable.insert(lease.subnets, why.to_owned());
+                continue;
+            }
             if association.is_some_and(|it| it.installed_unix.is_none()) {
                 lacking.insert(subnet);
             }
@@ -324,6 +348,30 @@ impl IpsecBackend {
             state.done.leases_unusable = unusable.len() as u64;
             state.unusable = Arc::new(unusable);
         });
+    }
+
+    /// What this host itself lacks for packets to a peer, where charon encrypts them: a way to
+    /// charon once there are keys, and before that something that charon asks for.
+    async fn amiss(&self, subnet: Prefix, association: Option<IpsecPeer>) -> Option<&'static str> {
+        let IpsecPeer { established_unix, installed_unix, .. } = association?;
+        if self.plane == EspPlane::Kernel || established_unix.is_none() {
+            return None;
+        }
+        if installed_unix.is_some() {
+            let some_pod = Ipv4Addr::from(u32::from(subnet.network()) | 1);
+            let path = netlink::path_to(some_pod).await;
+            return matches!(path, Err(NetlinkError::Refused(..))).then_some(UNROUTED);
+        }
+        let addresses = netlink::addresses::<Ipv4Addr>().await.ok()?;
+        let has_one = addresses.iter().any(|it| self.subnet.contains(it.address));
+        (!has_one).then_some(NO_ADDRESS)
+    }
+
+    /// What is to be said of a failure of charon's.
+    fn told(&self, error: &ViciError) -> String {
+        let is_gone = self.is_charon_ours && matches!(error, ViciError::Absent(_));
+        let next = if is_gone { KEEPER_GONE } else { "" };
+        with_causes(error) + next
     }
 
     /// Logs something about `subject` when it is new, and once a minute while it lasts.

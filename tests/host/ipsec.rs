@@ -58,13 +58,23 @@ impl Site {
         Self { daemons: Vec::new(), leases: Vec::new(), lab: Lab::two_hosts(), dir }
     }
 
+    /// Starts the daemons of hosts without pods.
+    fn begin(&mut self) {
+        self.daemons = vec![self.weftd(0), self.weftd(1)];
+        for host in 0..2 {
+            let file = self.home(host).join("subnet.env");
+            self.leases.push(SubnetEnv::wait(&file, &mut self.daemons[host]));
+        }
+    }
+
+    fn restart(&mut self, host: usize) {
+        self.daemons[host].stop(Signal::TERM, SOON);
+        self.daemons[host] = self.weftd(host);
+    }
+
     fn start() -> Self {
         let mut site = Self::new();
-        site.daemons = vec![site.weftd(0), site.weftd(1)];
-        for host in 0..2 {
-            let file = site.home(host).join("subnet.env");
-            site.leases.push(SubnetEnv::wait(&file, &mut site.daemons[host]));
-        }
+        site.begin();
         site.lab.connect_pods([&site.leases[0], &site.leases[1]]);
         site.wait_for_pings("at the start");
         site
@@ -111,6 +121,12 @@ impl Site {
 
     fn charon(&self, host: usize) -> Option<Pid> {
         self.process(host, "/charon")
+    }
+
+    /// What a charon lists.
+    fn charon_says(&self, host: usize, command: &str) -> String {
+        let argv = self.on_host(host, &["swanctl", command]);
+        self.lab.hosts[host].exec(&argv.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     fn pod(&self, host: usize) -> Ipv4Addr {
@@ -255,6 +271,52 @@ fn a_charon_that_hangs_is_told_and_goes_on() {
 }
 
 #[test]
+fn what_keeps_packets_from_charon_is_told_by_its_cause() {
+    let mut site = Site::new();
+    site.begin();
+    let is_set_up = |site: &Site, wanted: bool| {
+        let peer = Status::try_of(&site.home(0)).map(|it| it.0["routes"][0].clone());
+        peer.is_some_and(|it| {
+            let state = it["state"].as_str().unwrap_or_default();
+            (state == "set-up") == wanted && it["why"].is_string() != wanted
+        })
+    };
+    wait_until(SOON, "both charons know each other, and hosts without pods lack something", || {
+        site.charon_says(0, "--list-sas").contains("ESTABLISHED") && is_set_up(&site, false)
+    });
+    site.lab.connect_pods([&site.leases[0], &site.leases[1]]);
+    site.wait_for_pings("once there are pods");
+    // As a second charon on the host leaves it behind.
+    site.lab.hosts[0].exec(&["ip", "rule", "del", "pref", "220"]);
+    wait_until(SOON, "weftd says that packets do not reach charon", || is_set_up(&site, false));
+    kill_process(site.charon(0).expect("charon runs"), Signal::KILL).unwrap();
+    site.wait_for_pings("after charon was started anew, as weftd advises");
+    wait_until(SOON, "nothing is wrong any more", || is_set_up(&site, true));
+}
+
+#[test]
+fn a_restart_of_weftd_mends_what_became_of_its_charon() {
+    let mut site = Site::start();
+    let keeper = site.process(1, "weft-charon").expect("weftd has made it");
+    kill_process(keeper, Signal::KILL).unwrap();
+    kill_process(site.charon(1).expect("charon runs"), Signal::KILL).unwrap();
+    wait_until(SOON, "the status says what is to be done", || {
+        let status = Status::try_of(&site.home(1));
+        status.is_some_and(|it| it.0["dataplane_wrong"].is_string())
+    });
+    site.restart(1);
+    site.wait_for_pings("after a restart of weftd whose charon was gone");
+    let charon = site.charon(1).expect("charon runs");
+    site.daemons[1].stop(Signal::TERM, SOON);
+    fs::remove_file(site.dir.path().join("run1/charon.vici")).expect("charon has its socket");
+    site.daemons[1] = site.weftd(1);
+    wait_until(SOON, "weftd starts another charon than the one that nobody can talk to", || {
+        site.charon(1).is_some_and(|now| now != charon)
+    });
+    site.wait_for_pings("after charon had lost its socket");
+}
+
+#[test]
 fn another_psk_is_told_and_the_same_one_heals_it() {
     let mut site = Site::start();
     // As after a change of the configuration that only one node has seen.
@@ -300,10 +362,7 @@ fn a_peer_comes_and_goes_under_traffic_of_others() {
     let flows = Flows::open(&site.lab.pods[0], &site.lab.pods[1], site.pod(1), 5);
     let subnets = site.dir.path().join("store/subnets");
     let lease = subnets.join("10.5.200.0-24");
-    let connections = |host| {
-        let argv = site.on_host(host, &["swanctl", "--list-conns"]);
-        site.lab.hosts[host].exec(&argv.iter().map(String::as_str).collect::<Vec<_>>())
-    };
+    let connections = |host| site.charon_says(host, "--list-conns");
     let report = thread::scope(|scope| {
         let talk = scope.spawn(|| flows.talk(&stop));
         let value = r#"{"PublicIP":"172.20.0.9","PublicIPv6":null,"BackendType":"ipsec"}"#;

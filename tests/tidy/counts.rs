@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 547, 4605),
-    ("backend", 9838, 103006),
+    ("backend", 9881, 103394),
     ("bin", 15, 144),
     ("config", 1888, 19257),
     ("daemon", 3824, 39520),

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::backend::extension::command::WITHHELD;
 
@@ -75,22 +75,35 @@ pub(super) async fn find_or_start() -> Result<Client, CharonError> {
         connected => return Ok(connected?),
     };
     let Some(program) = installed() else { return Err(CharonError::Missing(absent)) };
-    // One that has lost its charon is about to start another.
-    let started = keeper().is_none().then(|| start(&program)).transpose();
-    let mut keeper = started.map_err(|error| CharonError::Unstartable(program.clone(), error))?;
+    if keeper().is_some() {
+        // It may be about to start charon again.
+        match connection().await {
+            Err(ViciError::Absent(_)) => {}
+            connected => return Ok(connected?),
+        }
+        warn!("charon, which an earlier weftd has started, listens no more; starting it anew");
+        end_ours().await?;
+    }
+    let started = start(&program);
+    let keeper = started.map_err(|error| CharonError::Unstartable(program.clone(), error))?;
+    match connection().await {
+        Err(error @ ViciError::Absent(_)) => {
+            if let Some(id) = keeper.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+                kill_process(id, Signal::TERM).ok();
+            }
+            Err(CharonError::Silent(program, error))
+        }
+        connected => Ok(connected?),
+    }
+}
+
+/// A connection to a charon that starts.
+async fn connection() -> Result<Client, ViciError> {
     let give_up = Instant::now() + START_MAX;
     loop {
         match Client::connect().await {
             Err(ViciError::Absent(_)) if Instant::now() < give_up => sleep(LOOK_PAUSE).await,
-            Err(error @ ViciError::Absent(_)) => {
-                if let Some(id) =
-                    keeper.as_mut().and_then(|it| Pid::from_raw(it.id()?.cast_signed()))
-                {
-                    kill_process(id, Signal::TERM).ok();
-                }
-                return Err(CharonError::Silent(program, error));
-            }
-            connected => return Ok(connected?),
+            connected => return connected,
         }
     }
 }
