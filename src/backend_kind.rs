@@ -80,9 +80,10 @@ impl BackendKind {
         matches!(self, Self::Udp | Self::Vxlan | Self::Wireguard)
     }
 
-    /// Whether anybody's datagrams to that port may pass for a peer's.
+    /// Whether anybody's datagrams to that port may pass for a peer's, or packets beside it that
+    /// nobody has encrypted for a pod's.
     pub const fn needs_guard(self) -> bool {
-        matches!(self, Self::Udp | Self::Vxlan)
+        matches!(self, Self::Udp | Self::Vxlan | Self::Wireguard)
     }
 
     /// Whether the overlay has a device of its own, which has an address of the subnet.

@@ -18,7 +18,7 @@ use crate::daemon::configured::Configured;
 use crate::netfilter::guard::{Guard, TunnelGuard, table_name};
 use crate::netfilter::guard_keeper::{GuardKeeper, remove_left_guard};
 use crate::route::Prefixes;
-use crate::status;
+use crate::status::{self, TunnelEnd};
 
 /// Who may send to the tunnel's port.
 pub(super) struct PortGuard {
@@ -94,7 +94,9 @@ impl PortGuard {
 /// The guard for these peers; nothing while there is no tunnel.
 fn guard(peers: &Peers, plane: &PlaneState, networks: Prefixes) -> Option<Guard> {
     let (tunnel, table) = (plane.tunnel?, table_name(networks));
-    let addresses = || peers.values().map(|lease| &lease.attributes);
+    // Of WireGuard's peers keys say who they are.
+    let peers = Some(peers).filter(|_| !matches!(tunnel, TunnelEnd::Wireguard { .. }));
+    let addresses = || peers.into_iter().flat_map(Peers::values).map(|lease| &lease.attributes);
     let v4 = networks.v4().map(|network| {
         let peers = addresses().filter_map(|it| it.public_ip).collect();
         TunnelGuard { table: table.clone(), tunnel, network, peers }

@@ -25,11 +25,15 @@ const SET: &str = "peers";
 /// poses as a peer. What rp_filter asks of all packets, asked of the tunnel's alone.
 const FOREIGN_SOURCE: &str = "fib saddr . iif oif missing";
 
+/// True of packets that came from elsewhere; fib may have no interface for one of this host's own.
+const FROM_ELSEWHERE: &str = "iifname != \"lo\"";
+
 /// What the table says to whoever finds it.
 const COMMENT: &str = "kept by weftd --guard; weft cleanup removes it";
 
 /// Who may send to the tunnels of this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
+#[display("the guard of {}", self.shown())]
 pub struct Guard {
     /// The name of its tables.
     pub table: String,
@@ -77,6 +81,21 @@ pub struct Dropped {
     pub from_pods: u64,
 }
 
+impl Guard {
+    /// The port of the tunnel, where it is guarded. With WireGuard keys do that, and what is
+    /// guarded are the pods from packets in the clear.
+    pub fn port(&self) -> Option<u16> {
+        match self.tunnel {
+            TunnelEnd::Udp(_) | TunnelEnd::Vxlan { .. } => Some(self.tunnel.port()),
+            TunnelEnd::Wireguard { .. } => None,
+        }
+    }
+
+    fn shown(&self) -> String {
+        self.port().map_or_else(|| "pods".to_owned(), |port| format!("UDP port {port}"))
+    }
+}
+
 /// The condition of a rule.
 fn condition(tunnel: TunnelEnd) -> String {
     match tunnel {
@@ -86,7 +105,7 @@ fn condition(tunnel: TunnelEnd) -> String {
         }
         // The VNI follows eight bytes of UDP's header and four of VXLAN's (RFC 7348).
         TunnelEnd::Vxlan { port, vni } => format!("udp dport {port} @th,96,24 {vni}"),
-        TunnelEnd::Wireguard { port, .. } => format!("udp dport {port}"),
+        TunnelEnd::Wireguard { .. } => FROM_ELSEWHERE.to_owned(),
     }
 }
 
@@ -124,6 +143,23 @@ impl<A: IpAddress> TunnelGuard<A> {
             true => String::new(),
             false => format!("elements = {{ {} }} ; ", spelled(peers)),
         };
+        let at_input = format!("add rule {family} {table} input {ours}");
+        let at_forward = format!("add rule {family} {table} forward");
+        let rules = match tunnel {
+            // Keys say who is a peer, but not of packets in the clear, whose sources are pods'.
+            TunnelEnd::Wireguard { .. } => {
+                let rest = format!("{family} saddr {network} {FOREIGN_SOURCE} counter drop");
+                format!("{at_input} {rest}\n{at_forward} {ours} {rest}\n")
+            }
+            TunnelEnd::Udp(_) | TunnelEnd::Vxlan { .. } => format!(
+                "{at_input} {family} saddr != @{SET} counter drop\n\
+                 {at_input} {FOREIGN_SOURCE} counter drop\n\
+                 {at_forward} udp dport {port} {family} saddr {network} {family} daddr @{SET} \
+                 counter drop\n\
+                 {at_forward} udp dport {port} {family} daddr @{SET} {FOREIGN_SOURCE} \
+                 counter drop\n"
+            ),
+        };
         // What is deleted has to be there.
         format!(
             "add table {family} {table}\n\
@@ -132,12 +168,7 @@ impl<A: IpAddress> TunnelGuard<A> {
              add set {family} {table} {SET} {{ type {kind} ; {elements}}}\n\
              add chain {family} {table} input {{ type filter hook input priority 0 ; }}\n\
              add chain {family} {table} forward {{ type filter hook forward priority 0 ; }}\n\
-             add rule {family} {table} input {ours} {family} saddr != @{SET} counter drop\n\
-             add rule {family} {table} input {ours} {FOREIGN_SOURCE} counter drop\n\
-             add rule {family} {table} forward udp dport {port} {family} saddr {network} \
-             {family} daddr @{SET} counter drop\n\
-             add rule {family} {table} forward udp dport {port} {family} daddr @{SET} \
-             {FOREIGN_SOURCE} counter drop\n"
+             {rules}"
         )
     }
 }

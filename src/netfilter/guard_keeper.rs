@@ -78,8 +78,7 @@ impl GuardKeeper {
                 }
                 Err(error) => {
                     self.logged.once(&with_causes(&error), |text| {
-                        let port = guard.tunnel.port();
-                        error!("the guard of UDP port {port} can't be kept: {text}; retrying");
+                        error!("{guard} can't be kept: {text}; retrying");
                     });
                     self.resync.min(RETRY)
                 }
@@ -94,7 +93,7 @@ impl GuardKeeper {
         let of_v6 = || guard.v6.as_ref().map_or(0, |v6| v6.peers.len());
         let peer_count = guard.v4.as_ref().map_or_else(of_v6, |v4| v4.peers.len());
         self.state.send_modify(|state| {
-            state.port = guard.tunnel.port();
+            state.port = guard.port();
             let is_repaired = result.as_ref().ok().map(|(_, is_changed)| *is_changed && !is_news);
             note(&mut state.kept, is_repaired);
             state.kept.settled = true;
@@ -105,13 +104,15 @@ impl GuardKeeper {
             }
         });
         let (_, is_changed) = result?;
-        let (port, count) = (guard.tunnel.port(), peer_count);
         if self.logged.forget() {
-            info!("the guard of UDP port {port} is kept again");
+            info!("{guard} is kept again");
         } else if is_changed && is_news {
-            info!("Peers that may send to UDP port {port}: {count}");
+            match guard.port() {
+                Some(port) => info!("Peers that may send to UDP port {port}: {peer_count}"),
+                None => info!("Packets in the clear with addresses of pods are kept out"),
+            }
         } else if is_changed {
-            info!("The guard of UDP port {port} was changed; repaired it");
+            info!("{guard} was changed; repaired it");
         }
         Ok(())
     }

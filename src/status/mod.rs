@@ -330,9 +330,9 @@ pub struct Kept {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Guard {
-    /// The UDP port.
-    pub port: u16,
-    /// Addresses that it lets in.
+    /// The UDP port; nothing with WireGuard, where it keeps out packets in the clear.
+    pub port: Option<u16>,
+    /// Addresses that it lets in to that.
     pub peers: usize,
     /// Packets of strangers that it dropped, as of the last look.
     pub dropped_from_strangers: u64,

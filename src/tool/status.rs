@@ -160,6 +160,10 @@ fn render_peers(status: &Status) -> String {
 fn render_guard(guard: &Guard) -> String {
     let place = if guard.kept.in_place { "in place" } else { "NOT kept: see the log" };
     let Guard { port, peers, dropped_from_strangers, dropped_from_pods, .. } = guard;
+    let Some(port) = port else {
+        let dropped = dropped_from_strangers + dropped_from_pods;
+        return format!("against packets in the clear, {place}; dropped {dropped}");
+    };
     format!(
         "UDP port {port} for {peers} peers, {place}; dropped {dropped_from_strangers} packets of \
          strangers, {dropped_from_pods} of pods"
@@ -350,7 +354,7 @@ mod tests {
     fn rules_and_guard_say_whether_they_are_in_place() {
         let kept = Kept { in_place: false, repairs: 2, failures: 3, ..Kept::default() };
         let rules = Rules { kept_by: "nftables".to_owned(), kept };
-        let guard = Guard { port: 8285, peers: 2, kept, ..Guard::default() };
+        let guard = Guard { port: Some(8285), peers: 2, kept, ..Guard::default() };
         let status = Status { rules: Some(rules), guard: Some(guard), ..Status::default() };
         let rules = line(&status, "rules").unwrap();
         assert!(rules.starts_with("nftables, NOT "), "{rules}");

@@ -180,6 +180,29 @@ fn it_follows_the_peers_and_comes_back() {
     assert!(overlay.daemons[0].output().contains("was changed; repaired it"));
 }
 
+/// Who reaches a host's link can send to its pods without WireGuard, as one of them.
+#[test]
+fn with_wireguard_packets_in_the_clear_end_at_the_guard() {
+    const HERE: &str = "--wireguard=userspace";
+    let config = VXLAN.replace("vxlan", "wireguard");
+    let guarded = [GUARD, &[HERE]].concat();
+    let mut overlay = Overlay::start_with(&config, [&guarded, &[HERE]]);
+    overlay.traffic_resumes(SOON, "WireGuard runs, with the guard");
+    wait_for_guard(&overlay, 0, 0);
+    let pod = overlay.pod(0).to_string();
+    let around = ["ip", "route", "add", &pod, "via", "172.20.0.1", "dev", "wire0"];
+    overlay.lab.hosts[1].exec(&around);
+    let ping = ["ping", "-c3", "-i0.2", "-W2", &pod];
+    assert!(!overlay.lab.pods[1].succeeds(&ping), "a packet in the clear has reached the pod");
+    assert!(comes_true(DROPS_TOLD, || figure(&overlay, 0, "dropped_from_pods") >= 3));
+    // What the host itself sends to its address of the overlay is nobody's business.
+    let own = overlay.leases[0].gateway().to_string();
+    overlay.lab.hosts[0].exec(&["ping", "-c1", "-W2", &own]);
+    overlay.daemons[0].stop(Signal::TERM, SOON);
+    overlay.restart(0, &[HERE]);
+    wait_until(SOON, "without the guard it does", || overlay.lab.pods[1].succeeds(&ping));
+}
+
 #[test]
 fn two_networks_of_a_host_have_a_guard_each() {
     let overlay = guarded(CONFIG);

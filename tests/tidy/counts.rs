@@ -9,26 +9,26 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 547, 4605),
+    (".", 547, 4610),
     ("backend", 9881, 103394),
     ("bin", 15, 144),
     ("config", 1888, 19257),
-    ("daemon", 3824, 39520),
+    ("daemon", 3825, 39565),
     ("control", 5872, 59354),
     ("device", 494, 5308),
     ("engine", 2261, 21304),
     ("fast_path", 741, 6759),
     ("forward", 816, 7815),
     ("host", 3422, 37056),
-    ("netfilter", 1256, 12628),
+    ("netfilter", 1281, 12821),
     ("offload", 865, 8031),
     ("packet", 1149, 11616),
     ("rights", 55, 575),
     ("route", 583, 6034),
     ("stats", 282, 2495),
-    ("status", 638, 4682),
+    ("status", 638, 4685),
     ("sys", 1255, 13348),
-    ("tool", 5864, 64533),
+    ("tool", 5868, 64558),
     ("wireguard", 1456, 14094),
 ];
 

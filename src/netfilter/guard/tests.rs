@@ -47,6 +47,17 @@ fn the_table_is_made_in_one_step() {
 }
 
 #[test]
+fn with_wireguard_packets_in_the_clear_are_kept_from_pods() {
+    let tunnel = TunnelEnd::Wireguard { port: 51820, ipv6_port: 51821 };
+    let whole = TunnelGuard { tunnel, ..guard(&[]) }.whole();
+    let rules: Vec<_> =
+        whole.lines().filter_map(|line| line.strip_prefix("add rule ip ")).collect();
+    let rest = "iifname != \"lo\" ip saddr 10.5.0.0/16 fib saddr . iif oif missing counter drop";
+    let wanted = ["input", "forward"].map(|it| format!("weft-guard-10.5.0.0-16 {it} {rest}"));
+    assert_eq!(rules, wanted);
+}
+
+#[test]
 fn peers_come_and_go_without_a_moment_of_none() {
     let found = parse(LISTING);
     assert_eq!(both().edits(&found), None);
