@@ -2,7 +2,7 @@
 //! clock: messages and times come in, what is to be sent goes out, and the sessions are there to be
 //! published.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -23,6 +23,10 @@ use super::numbers::Numbers;
 use super::peer::PeerState;
 use super::session::{OVERHEAD_BYTES, Session};
 use super::sessions::{Sessions, identity, place_of};
+
+/// Hosts that are remembered while no lease names their keys: as many as may join in the moment
+/// that a lease takes.
+const STRANGERS_MAX: usize = 16;
 
 /// The moment, on both clocks.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +74,8 @@ pub struct Interface {
     peers: Vec<Option<Box<Association>>>,
     by_key: BTreeMap<PublicKey, u32>,
     numbers: Numbers,
+    /// Who has begun a handshake without being a peer, and when. It has proved that it has the key.
+    strangers: VecDeque<(PublicKey, u64)>,
     has_changed: bool,
     is_rerouted: bool,
     counts: Counts,
@@ -98,6 +104,7 @@ impl Interface {
             peers: Vec::new(),
             by_key: BTreeMap::new(),
             numbers: Numbers::default(),
+            strangers: VecDeque::new(),
             has_changed: true,
             is_rerouted: true,
             counts: Counts::default(),
@@ -130,6 +137,12 @@ impl Interface {
                 }
                 let Some(place) = peers.get_mut(number as usize) else { return };
                 let peer = place.get_or_insert_with(|| Box::new(Association::new(edit.public_key)));
+                if let Some(at) = self.strangers.iter().position(|it| it.0 == edit.public_key)
+                    && let Some((_, came_ns)) = self.strangers.remove(at)
+                {
+                    // Its packets wait, and it would try again only after seconds.
+                    peer.want_handshake(came_ns);
+                }
                 if let Some(preshared_key) = preshared_key {
                     peer.preshared_key.clone_from(preshared_key);
                 }
@@ -197,7 +210,11 @@ impl Interface {
         let noise: &[u8; INITIATION_NOISE_BYTES] =
             message[8..].first_chunk().ok_or(Refusal::NoHandshake)?;
         let responder = Responder::read(&self.own, noise)?;
-        let number = *self.by_key.get(&responder.peer).ok_or(Refusal::NoHandshake)?;
+        let known = self.by_key.get(&responder.peer).copied();
+        let Some(number) = known.filter(|number| self.peer_mut(*number).is_ok()) else {
+            self.remember(responder.peer, now.ns);
+            return Err(Refusal::NoHandshake);
+        };
         let peer = self.peer_mut(number)?;
         if !peer.is_new(responder.timestamp, now.ns) {
             return Err(Refusal::Replayed);
@@ -221,6 +238,12 @@ impl Interface {
         self.has_changed = true;
         self.moved(number, source);
         Ok(())
+    }
+
+    fn remember(&mut self, stranger: PublicKey, now_ns: u64) {
+        self.strangers.retain(|(key, _)| *key != stranger);
+        self.strangers.truncate(STRANGERS_MAX - 1);
+        self.strangers.push_front((stranger, now_ns));
     }
 
     fn receive_response(

@@ -264,6 +264,37 @@ fn a_stranger_is_not_answered() {
 
 /// What was recorded is sent again.
 #[test]
+fn a_peer_whose_lease_comes_after_its_first_message_waits_no_longer_than_for_that() {
+    let (mut one, mut two) = (Host::new(1, vec![peer(2, None)]), Host::new(2, vec![]));
+    assert_eq!(send(&mut one, &mut two, PACKET, at(1)), 1, "a stranger got an answer");
+    // Others come, too, but not more than may.
+    for number in 3..3 + STRANGERS_MAX as u8 - 1 {
+        let mut other = Host::new(number, vec![peer(2, None)]);
+        send(&mut other, &mut two, PACKET, at(1));
+    }
+    configure(&mut two.interface, &[peer(1, None)]);
+    let mut out = Vec::new();
+    two.tick(at_ms(1_100), &mut out);
+    deliver(&mut two, &mut one, out, at_ms(1_100));
+    assert_eq!(two.received(), [PACKET], "its packet waits until it tries again");
+    configure(&mut two.interface, &[]);
+    configure(&mut two.interface, &[peer(1, None)]);
+    let mut out = Vec::new();
+    two.tick(at_ms(1_200), &mut out);
+    assert!(out.is_empty(), "once is enough");
+}
+
+#[test]
+fn no_more_strangers_are_remembered_than_may() {
+    let mut two = Host::new(2, vec![]);
+    for number in 3..3 + 2 * STRANGERS_MAX as u8 {
+        let mut other = Host::new(number, vec![peer(2, None)]);
+        send(&mut other, &mut two, PACKET, at(1));
+    }
+    assert_eq!(two.interface.strangers.len(), STRANGERS_MAX);
+}
+
+#[test]
 fn nothing_counts_twice() {
     let (mut one, mut two) = two(None);
     let mut first = Vec::new();
