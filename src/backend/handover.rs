@@ -27,6 +27,8 @@ struct Shared {
     is_leaving: AtomicBool,
     /// Workers that have outlived their tunnel.
     lingering: Mutex<Vec<Worker>>,
+    /// What runs WireGuard in this process, which has outlived its backend.
+    lingering_wireguard: Mutex<Option<Arc<dyn Send + Sync>>>,
 }
 
 /// Who has what a weftd was started with.
@@ -49,7 +51,8 @@ pub enum Offered {
     Inherited,
     /// Nothing, and what this one was started with is of no use.
     Nothing,
-    /// Nothing either, because the kernel carries the packets: only this one's place.
+    /// Nothing either, because the kernel carries the packets, or workers whose device and ports
+    /// the next one has after this one: only this one's place.
     Place,
     /// The tunnel's queues and sockets.
     Tunnel(Arc<Vec<OwnedFd>>),
@@ -100,6 +103,7 @@ impl Handover {
     /// Ends the workers that have outlived their tunnel.
     pub fn end_workers(&self) {
         end_all(&mut lock(&self.0.lingering));
+        drop(lock(&self.0.lingering_wireguard).take());
     }
 
     /// Whether another weftd waits until packets are carried here, or still lets go.
@@ -124,6 +128,7 @@ impl Handover {
             has_inherited,
             offered: watch::Sender::new(offered),
             lingering: Mutex::new(std::mem::take(&mut *lock(&self.0.lingering))),
+            lingering_wireguard: Mutex::new(lock(&self.0.lingering_wireguard).take()),
             ..Shared::default()
         }))
     }
@@ -150,15 +155,26 @@ impl Handover {
         }
         drop(lock(&self.0.inherited).take());
         if self.0.owner == Owner::Replaced {
-            self.is_carrying();
-            // The sender lives as long as this.
-            self.0.has_predecessor.subscribe().wait_for(|has| !*has).await.ok();
+            self.clear().await;
         }
-        self.end_workers();
+        end_all(&mut lock(&self.0.lingering));
         if self.0.has_inherited {
             self.0.offered.send_replace(Offered::Nothing);
         }
         Ok(())
+    }
+
+    /// Whether an earlier start of this process has left what runs WireGuard.
+    pub(super) fn has_wireguard(&self) -> bool {
+        lock(&self.0.lingering_wireguard).is_some()
+    }
+
+    /// Has the weftd before, and what an earlier start of this process has left, let go of
+    /// everything, and waits for that.
+    pub(super) async fn clear(&self) {
+        self.is_carrying();
+        // The sender lives as long as this.
+        self.0.has_predecessor.subscribe().wait_for(|has| !*has).await.ok();
     }
 
     /// What there is for the next one now.
@@ -175,6 +191,14 @@ impl Handover {
     /// Whether workers outlive their tunnel, which then goes on.
     pub(super) fn keeps_workers(&self) -> bool {
         self.0.is_leaving.load(Ordering::Relaxed) || std::thread::panicking()
+    }
+
+    /// The backend ends, and what runs WireGuard for it goes on for the next weftd, or for the next
+    /// start after a panic.
+    pub(super) fn wireguard_ends(&self, userspace: Arc<dyn Send + Sync>) {
+        if self.keeps_workers() {
+            *lock(&self.0.lingering_wireguard) = Some(userspace);
+        }
     }
 
     /// The tunnel ends, and so do its workers, unless they are to go on for the next weftd, or for

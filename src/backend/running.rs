@@ -86,6 +86,10 @@ impl BackendSettings {
             claim.handover.refuse(reason).await?;
             warn_of_idle_flags(self.kind(), claim.dataplane);
         }
+        // Its route to the whole network would be in the way.
+        if self.kind() != BackendKind::Wireguard && wireguard::is_held(claim.handover).await? {
+            claim.handover.clear().await;
+        }
         refuse_anothers(&self.device_names(), &claim).await?;
         let external = claim.external;
         let (attributes, reserved) = match self {
@@ -98,9 +102,7 @@ impl BackendSettings {
                 (attributes, Reserved::Kernel(Means::Vxlan(device)))
             }
             Self::Wireguard(settings) => {
-                let key_file = claim.wireguard_key_file;
-                let (attributes, it) =
-                    wireguard::prepare(settings, external, key_file, claim.dataplane).await?;
+                let (attributes, it) = wireguard::prepare(settings, claim).await?;
                 (attributes, Reserved::Wireguard(Box::new(it)))
             }
             Self::Ipsec(settings) => {
@@ -155,18 +157,8 @@ impl Prepared {
         {
             warn!("what the ipsec backend has left may take packets: {}", with_causes(&error));
         }
-        match &self.reserved {
-            Reserved::Udp(_) => {}
-            // The next one can't have its port and its device before this one has ended.
-            Reserved::Wireguard(reserved) if reserved.is_in_userspace() => {
-                setup.handover.offer(Offered::Nothing);
-            }
-            Reserved::Wireguard(_)
-            | Reserved::Ipsec(_)
-            | Reserved::Kernel(_)
-            | Reserved::Extension(_) => {
-                setup.handover.offer(Offered::Place);
-            }
+        if !is_udp {
+            setup.handover.offer(Offered::Place);
         }
         Ok(match self.reserved {
             Reserved::Udp(reserved) => {
@@ -195,7 +187,12 @@ impl Backend {
     /// A start can't fail any more: the weftd whose place this one takes may end. Workers say so
     /// themselves.
     pub fn carries(&self, handover: &Handover) {
-        if !matches!(self, Self::Udp(_)) {
+        let says_so = match self {
+            Self::Udp(_) => true,
+            Self::Wireguard(backend) => backend.waits(),
+            Self::Kernel(_) | Self::Ipsec(_) | Self::Extension(_) => false,
+        };
+        if !says_so {
             handover.is_carrying();
         }
     }

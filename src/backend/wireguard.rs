@@ -15,7 +15,6 @@ mod userspace;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +22,10 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::backend::error::StartResult;
-use crate::backend::family::CarriedFamily;
+use crate::backend::family::{CarriedFamily, WIREGUARD_NAMES};
+use crate::backend::handover::Handover;
 use crate::backend::queues::patiently;
-use crate::backend::setup::{Setup, addresses, warn_of_wide_mtu};
+use crate::backend::setup::{Claim, Setup, addresses, warn_of_wide_mtu};
 use crate::backend::status::{PeerHosts, Reporter, View};
 use crate::backend::tunnel_device::OwnDevice;
 use crate::backend_kind::BackendKind;
@@ -38,6 +38,8 @@ use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
 use crate::host::mtu::no_room;
+use crate::host::netlink::{self, NetlinkError};
+use crate::host::state::Link;
 use crate::route::{Families, Prefixes};
 use crate::status::TunnelEnd;
 use crate::wireguard::keys::PrivateKey;
@@ -48,7 +50,7 @@ use self::health::{Followed, WireguardHealth};
 use self::plan::{Plan, Underlay, is_too_narrow, plans};
 use self::tunnel::{Goal, Made, Tunnel};
 use self::userspace::{Uapis, Userspace};
-use crate::config::options::{DataplaneOptions, WireguardChoice};
+use crate::config::options::WireguardChoice;
 
 const KIND: BackendKind = BackendKind::Wireguard;
 
@@ -62,16 +64,17 @@ pub(super) struct WireguardReserved {
     key: PrivateKey,
     device: WireguardDevice,
     plans: Vec<Plan>,
+    waits: bool,
 }
 
 /// Reads or makes the key, and the devices: what the kernel lacks, or another program has, is known
-/// before anything is leased.
+/// before anything is leased. Devices that a weftd carries packets by are left to it until this one
+/// knows the peers.
 pub(super) async fn prepare(
     settings: &WireguardBackendConfig,
-    external: &ExternalInterface,
-    key_file: &Path,
-    dataplane: DataplaneOptions,
+    claim: Claim<'_>,
 ) -> StartResult<(LeaseAttributes, WireguardReserved)> {
+    let Claim { external, dataplane, handover, wireguard_key_file: key_file, .. } = claim;
     let mtu_bytes = plan::mtu_bytes(settings, external);
     has_room::<Ipv4Addr>(settings, external, mtu_bytes)?;
     has_room::<Ipv6Addr>(settings, external, mtu_bytes)?;
@@ -84,7 +87,14 @@ pub(super) async fn prepare(
         WireguardChoice::Userspace => userspace(),
     };
     plans.iter().try_for_each(|plan| has_underlay(plan, external))?;
-    for plan in &plans {
+    let is_held = is_held(handover).await?;
+    let waits = is_held && dataplane.wireguard != WireguardChoice::Kernel;
+    if waits {
+        device = userspace();
+    } else if is_held {
+        handover.clear().await;
+    }
+    for plan in plans.iter().filter(|_| !waits) {
         // A killed predecessor that ran WireGuard itself may have a device of the name a moment.
         let ensure = || device.ensure(plan, &key, mtu_bytes);
         match patiently(ensure, |error| matches!(error, WireguardError::Foreign(_))).await {
@@ -108,7 +118,16 @@ pub(super) async fn prepare(
         backend_v6_data: port_of(|plan| plan.families.v6().is_some()),
         ..addresses(KIND, external)
     };
-    Ok((attributes, WireguardReserved { settings: settings.clone(), key, device, plans }))
+    Ok((attributes, WireguardReserved { settings: settings.clone(), key, device, plans, waits }))
+}
+
+/// Whether the weftd before, or an earlier start of this process, runs WireGuard itself and still
+/// carries packets.
+pub(super) async fn is_held(handover: &Handover) -> Result<bool, NetlinkError> {
+    let is_in_userspace =
+        |link: &Link| WIREGUARD_NAMES.contains(&link.id.name.as_str()) && !link.is_wireguard;
+    let is_before = handover.has_predecessor();
+    Ok(handover.has_wireguard() || is_before && netlink::links().await?.iter().any(is_in_userspace))
 }
 
 /// What the kernel has said to that there is none of.
@@ -148,11 +167,6 @@ impl WireguardReserved {
         let own = |plan: &Plan| OwnDevice { name: plan.name.into(), families: plan.families };
         self.plans.iter().map(own).collect()
     }
-
-    /// Whether this process carries the packets.
-    pub(super) fn is_in_userspace(&self) -> bool {
-        matches!(self.device, WireguardDevice::Userspace(_))
-    }
 }
 
 /// A running backend.
@@ -167,12 +181,23 @@ pub struct WireguardBackend {
     /// By which `wg show` reads devices that run in this process.
     uapis: Arc<Uapis>,
     logged: BTreeMap<&'static str, LogOnce>,
+    handover: Handover,
+    /// Whether the devices are still another weftd's.
+    waits: bool,
+}
+
+impl Drop for WireguardBackend {
+    fn drop(&mut self) {
+        if let WireguardDevice::Userspace(userspace) = &self.device {
+            self.handover.wireguard_ends(userspace.clone());
+        }
+    }
 }
 
 impl WireguardBackend {
     /// Goes on with the devices.
     pub(super) async fn start(setup: &Setup, reserved: WireguardReserved) -> StartResult<Self> {
-        let WireguardReserved { settings, key, device, plans } = reserved;
+        let WireguardReserved { settings, key, device, plans, waits } = reserved;
         device.begin(setup.networks, setup.subnets);
         let networks_v6 = setup.networks_v6();
         let following = setup.following(setup.networks_v4(), PERIOD);
@@ -188,11 +213,29 @@ impl WireguardBackend {
         reporter.reachability = health.health.view();
         let (control, logged) = (Arc::clone(&setup.control), BTreeMap::new());
         let tunnels = tunnels.collect();
-        let mut backend =
-            Self { settings, host, tunnels, control, reporter, health, uapis, device, logged };
+        let handover = setup.handover.clone();
+        let mut backend = Self {
+            settings,
+            host,
+            tunnels,
+            control,
+            reporter,
+            health,
+            uapis,
+            device,
+            logged,
+            handover,
+            waits,
+        };
         let listing = backend.host.list().await?;
-        let (_, failed) = backend.reconcile(listing, None).await;
-        failed.map_or(Ok(()), Err)?;
+        if waits {
+            let why = "the weftd before has the devices until this one knows the peers";
+            let wrong = Some(why.to_owned());
+            backend.reporter.state(|state| (state.is_up, state.wrong) = (false, wrong));
+        } else {
+            let (_, failed) = backend.reconcile(listing, None).await;
+            failed.map_or(Ok(()), Err)?;
+        }
         info!("{}", backend.report_external());
         Ok(backend)
     }
@@ -201,7 +244,12 @@ impl WireguardBackend {
         self.reporter.view(self.device.stats(), None)
     }
 
-    /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
+    /// Whether it has yet to take the devices from the weftd before.
+    pub(super) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Follows the leases and repairs what breaks. The kernel's devices stay when this is dropped.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
         let (mut peers, wireguard) = (None, self.reporter.wireguard.clone());
         let uapis = Arc::clone(&self.uapis);
@@ -209,12 +257,16 @@ impl WireguardBackend {
         let tell = move |states| drop(wireguard.send_replace(states));
         loop {
             let listing = tokio::select! {
-                listing = self.host.next() => listing,
+                listing = self.host.next(), if !self.waits => listing,
                 never = self.health.run(&tell) => match never {},
                 never = &mut answers => match never {},
                 changed = next_value(&mut leases) => {
                     peers = Some(changed);
                     self.host.look_now();
+                    if std::mem::take(&mut self.waits) {
+                        info!("taking the devices from the weftd before, whose sessions end");
+                        self.handover.clear().await;
+                    }
                     continue;
                 }
             };

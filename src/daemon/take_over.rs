@@ -114,10 +114,7 @@ pub(super) async fn begin(options: &Options, passed: Vec<OwnedFd>) -> anyhow::Re
                     info!("--take-over: going on for the weftd behind {there}");
                     return Ok(taken);
                 }
-                format!(
-                    "the weftd behind {there} is taking over or starting itself, or has nothing \
-                     that can be taken over, as one that runs WireGuard itself"
-                )
+                format!("the weftd behind {there} is taking over, or starting itself or its tunnel")
             }
             Err(error) => match DaemonLock::acquire(&options.subnet_file) {
                 // Between two weftds nobody answers.

@@ -64,6 +64,8 @@ pub enum Event {
         /// Where it is.
         source: SocketAddr,
     },
+    /// Something may be due before its time.
+    Due,
 }
 
 /// Where workers leave events. Clones lead to the same.
@@ -79,6 +81,7 @@ struct Queued {
     messages: AtomicUsize,
     packets: AtomicUsize,
     moves: AtomicUsize,
+    calls: AtomicUsize,
 }
 
 impl Queued {
@@ -88,6 +91,7 @@ impl Queued {
             Event::Message { .. } => (&self.messages, EVENTS_MAX - 2 * WAITING_MAX),
             Event::Waiting { .. } => (&self.packets, WAITING_MAX),
             Event::Moved { .. } => (&self.moves, WAITING_MAX),
+            Event::Due => (&self.calls, 1),
         }
     }
 }
@@ -108,6 +112,11 @@ pub fn events() -> (Events, EventQueue) {
 }
 
 impl Events {
+    /// Has whoever waits for events look what is due.
+    pub fn call(&self) {
+        self.tell(Event::Due);
+    }
+
     /// Whether there was room for `event`.
     fn tell(&self, event: Event) -> bool {
         let (queued, most) = self.queued.of(&event);

@@ -29,7 +29,7 @@ const KEEPALIVE_NS: u64 = 10 * SECOND_NS;
 /// Handshakes that one peer may begin: one in so much time.
 const INITIATION_PERIOD_NS: u64 = SECOND_NS / 50;
 /// By so much times in handshakes differ at least.
-pub(super) const TIMESTAMP_STEP_NS: u64 = 1 << 24;
+const TIMESTAMP_STEP_NS: u64 = 1 << 24;
 /// How long a cookie is of use.
 const COOKIE_LIFE_NS: u64 = 120 * SECOND_NS - REKEY_TIMEOUT_NS;
 
@@ -181,9 +181,9 @@ impl Association {
 
     /// The time to tell the peer of a handshake that begins now. It takes none that is not later
     /// than all before, so a clock that was set back must not show.
-    pub(super) fn begins_at(&mut self, unix_ns: u64) -> u64 {
+    pub(super) fn begins_at(&mut self, unix_ns: u64) -> Timestamp {
         self.begun_unix_ns = unix_ns.max(self.begun_unix_ns + TIMESTAMP_STEP_NS);
-        self.begun_unix_ns
+        timestamp(self.begun_unix_ns)
     }
 
     /// As if there had never been a session.
@@ -297,4 +297,16 @@ impl Association {
         let fresh = |(_, at_ns): &&(Code, u64)| now_ns < at_ns + COOKIE_LIFE_NS;
         self.cookie.as_ref().filter(fresh).map(|(cookie, _)| cookie)
     }
+}
+
+/// TAI64N, as the kernel writes it: no finer than handshakes may follow each other, so that it
+/// says little of this host's clock.
+fn timestamp(unix_ns: u64) -> Timestamp {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let seconds = (unix_ns / SECOND_NS).wrapping_add(0x4000_0000_0000_000a);
+    let nanoseconds = (unix_ns % SECOND_NS) as u32 & !(TIMESTAMP_STEP_NS as u32 - 1);
+    let mut bytes = Timestamp::default();
+    bytes[..8].copy_from_slice(&seconds.to_be_bytes());
+    bytes[8..].copy_from_slice(&nanoseconds.to_be_bytes());
+    bytes
 }

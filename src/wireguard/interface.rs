@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::route::Prefixes;
 
-use super::association::{Association, Due, Pending, TIMESTAMP_STEP_NS};
+use super::association::{Association, Due, Pending};
 use super::cookie::{CookieJar, Randomness, read_reply};
 use super::difference::{FoundPeer, PeerChange, PeerEdit, allowed_addresses};
 use super::keys::{PrivateKey, PublicKey};
@@ -17,7 +17,6 @@ use super::message::{
 };
 use super::noise::{
     INITIATION_NOISE_BYTES, Initiator, NoHandshake, RESPONSE_NOISE_BYTES, Responder, SessionKeys,
-    Timestamp,
 };
 use super::numbers::Numbers;
 use super::peer::PeerState;
@@ -114,6 +113,11 @@ impl Interface {
     /// Its public key.
     pub fn public_key(&self) -> PublicKey {
         self.public
+    }
+
+    /// Whether it never had a peer.
+    pub fn is_new(&self) -> bool {
+        self.peers.is_empty()
     }
 
     /// Makes a change to a peer. One that stays keeps its sessions, and its place where it was last
@@ -321,6 +325,12 @@ impl Interface {
         }
     }
 
+    /// Has handshakes with all peers begin, whatever there is to send: they may have sessions with
+    /// this host from before, whose packets it cannot open.
+    pub fn greet(&mut self, now: Now) {
+        self.peers.iter_mut().flatten().for_each(|peer| peer.want_handshake(now.ns));
+    }
+
     /// The host has slept: the sessions are no more. Peers stay.
     pub fn forget_sessions(&mut self) {
         self.peers.iter_mut().flatten().for_each(|peer| peer.forget_sessions());
@@ -367,7 +377,7 @@ impl Interface {
         let Some(peer) = self.peers.get_mut(number as usize).and_then(Option::as_mut) else {
             return self.numbers.free(local_index);
         };
-        let timestamp = timestamp(peer.begins_at(now.unix_ns));
+        let timestamp = peer.begins_at(now.unix_ns);
         let psk = peer.preshared_key.as_ref();
         let begun = Initiator::begin(&self.own, &peer.public_key, psk, &timestamp);
         let (Ok((initiator, noise)), Some(to)) = (begun, peer.endpoint) else {
@@ -504,18 +514,6 @@ fn seal(session: &Session, packet: &[u8]) -> Option<Vec<u8>> {
         .copy_from_slice(packet);
     session.seal(&mut bytes)?;
     Some(bytes)
-}
-
-/// TAI64N, as the kernel writes it: no finer than handshakes may follow each other, so that it
-/// says little of this host's clock.
-fn timestamp(unix_ns: u64) -> Timestamp {
-    const SECOND_NS: u64 = 1_000_000_000;
-    let seconds = (unix_ns / SECOND_NS).wrapping_add(0x4000_0000_0000_000a);
-    let nanoseconds = (unix_ns % SECOND_NS) as u32 & !(TIMESTAMP_STEP_NS as u32 - 1);
-    let mut bytes = Timestamp::default();
-    bytes[..8].copy_from_slice(&seconds.to_be_bytes());
-    bytes[8..].copy_from_slice(&nanoseconds.to_be_bytes());
-    bytes
 }
 
 #[cfg(test)]

@@ -399,12 +399,14 @@ fn places(overlay: &Overlay) -> [String; 3] {
 }
 
 /// A weftd that is the first process of its container, and beside it others of other containers.
-struct Contained(Process);
+pub(crate) struct Contained(Process);
 
 impl Contained {
-    fn start(overlay: &Overlay, arguments: &[&str]) -> Self {
+    pub(crate) fn start(overlay: &Overlay, arguments: &[&str]) -> Self {
         let flags = places(overlay);
-        let mut argv = vec!["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", WEFTD];
+        let key = format!("WIREGUARD_KEY_FILE={}", overlay.dir(0).join("wgkey").display());
+        let mut argv =
+            vec!["env", &key, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", WEFTD];
         argv.extend(flags.iter().map(String::as_str));
         argv.extend(["--iface=wire0", "--iptables-forward-rules=false", "--take-over"]);
         argv.extend(arguments);
@@ -419,7 +421,7 @@ impl Contained {
     }
 
     /// What the readiness probe of its container would hear.
-    fn is_ready(&self, overlay: &Overlay) -> bool {
+    pub(crate) fn is_ready(&self, overlay: &Overlay) -> bool {
         let Some(pid) = self.pid() else { return false };
         let socket = format!("--socket={}", overlay.dir(0).join("weft.sock").display());
         let target = format!("--target={}", pid.as_raw_nonzero());
@@ -427,7 +429,12 @@ impl Contained {
             .succeeds(&["nsenter", &target, "--pid", "--mount", WEFT, "ready", &socket])
     }
 
-    fn stop(mut self, signal: Signal) -> (bool, String) {
+    /// What it has said so far.
+    pub(crate) fn output(&self) -> String {
+        self.0.output()
+    }
+
+    pub(crate) fn stop(mut self, signal: Signal) -> (bool, String) {
         kill_process(self.pid().expect("it runs"), signal).expect("it runs");
         (self.0.wait(PATIENCE).success(), self.0.output())
     }

@@ -31,3 +31,4 @@ mod slow_twin;
 mod support;
 mod two_hosts;
 mod watchdog;
+mod wireguard_updates;

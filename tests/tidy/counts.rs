@@ -10,13 +10,13 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 547, 4610),
-    ("backend", 9881, 103394),
+    ("backend", 9953, 104017),
     ("bin", 15, 144),
     ("config", 1888, 19257),
     ("daemon", 3825, 39565),
     ("control", 5872, 59354),
     ("device", 494, 5308),
-    ("engine", 2261, 21304),
+    ("engine", 2265, 21341),
     ("fast_path", 741, 6759),
     ("forward", 816, 7815),
     ("host", 3422, 37056),
@@ -29,7 +29,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("status", 638, 4685),
     ("sys", 1255, 13348),
     ("tool", 5868, 64558),
-    ("wireguard", 1466, 14273),
+    ("wireguard", 1470, 14339),
 ];
 
 /// Lines and tokens.

@@ -53,10 +53,15 @@ impl Shared {
         Self { interface, sessions, routes, is_ending: AtomicBool::new(false) }
     }
 
-    /// Makes changes to peers.
+    /// Makes changes to peers. The first ones hear from this host at once: they may go on with what
+    /// a weftd before this one has agreed on with them.
     pub(super) fn edit(&self, edits: &[PeerEdit]) {
         let mut interface = lock(&self.interface);
+        let is_new = interface.is_new();
         edits.iter().for_each(|edit| interface.edit(edit));
+        if is_new {
+            interface.greet(now());
+        }
         self.publish(&mut interface);
     }
 
@@ -87,6 +92,7 @@ impl Shared {
 /// The thread. Dropping it ends it.
 pub(super) struct Handshakes {
     shared: Arc<Shared>,
+    events: Events,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -128,13 +134,20 @@ impl Handshakes {
                     });
                 }
             })?;
-        Ok((Self { shared, thread: Some(thread) }, events))
+        let own = events.clone();
+        Ok((Self { shared, events: own, thread: Some(thread) }, events))
+    }
+
+    /// Has it look at once what is due.
+    pub(super) fn call(&self) {
+        self.events.call();
     }
 }
 
 impl Drop for Handshakes {
     fn drop(&mut self) {
         self.shared.is_ending.store(true, Ordering::Relaxed);
+        self.call();
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
@@ -183,6 +196,9 @@ impl Work {
         // What else has come by now: publishing costs as much for many as for one.
         for left in (0..EVENTS_PER_TURN).rev() {
             let Some(taken) = event.take() else { break };
+            if matches!(taken, Event::Due) {
+                self.tick_at_ns = 0;
+            }
             take(&mut interface, taken, is_busy, now, &mut out);
             if left > 0 {
                 event = self.queue.next(Duration::ZERO).unwrap_or_default();
@@ -225,6 +241,7 @@ fn take(interface: &mut Interface, event: Event, is_busy: bool, now: Now, out: &
         }
         Event::Waiting { peer, packet } => interface.keep(peer, packet, now, &mut Kernel, out),
         Event::Moved { peer, source } => interface.moved(peer, source),
+        Event::Due => {}
     }
 }
 

@@ -96,7 +96,7 @@ struct Device {
 struct Running {
     team: Team,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
-    _handshakes: handshakes::Handshakes,
+    handshakes: handshakes::Handshakes,
 }
 
 impl std::fmt::Debug for Userspace {
@@ -160,6 +160,7 @@ impl Userspace {
     pub(super) fn edit_peers(&self, name: &str, edits: &[PeerEdit]) {
         if let Some(device) = lock(&self.devices).get(name) {
             device.shared.edit(edits);
+            device.running.iter().for_each(|running| running.handshakes.call());
         }
     }
 
@@ -272,7 +273,7 @@ impl Device {
             ends: ends_sender,
         };
         let team = Team::start(std::mem::take(&mut self.queues), &self.seats, &orders)?;
-        self.running = Some(Running { team, ends, _handshakes: handshakes });
+        self.running = Some(Running { team, ends, handshakes });
         Ok(())
     }
 }

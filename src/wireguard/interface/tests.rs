@@ -422,6 +422,20 @@ fn a_peer_without_our_session_is_handshaken_with_anew() {
     assert!(again.is_some_and(|second| second <= 18), "heard again at second {again:?}");
 }
 
+/// It has nothing to send, and the peer sends by the session of before.
+#[test]
+fn a_host_that_was_restarted_hears_at_once_by_its_greeting() {
+    let (mut one, mut two) = two(None);
+    send(&mut one, &mut two, PACKET, at(1));
+    two = Host::new(2, vec![peer(1, None)]);
+    two.interface.greet(at(2));
+    let mut out = Vec::new();
+    two.tick(at(2), &mut out);
+    deliver(&mut two, &mut one, out, at(2));
+    send(&mut one, &mut two, OTHER, at(2));
+    assert_eq!(two.received(), [OTHER]);
+}
+
 #[test]
 fn a_peer_that_was_restarted_is_heard_at_once() {
     let (mut one, mut two) = two(None);
