@@ -160,12 +160,17 @@ def send(address, seconds):
         connections.listen(now)
         time.sleep(0.001)
     missing = [number for number in range(sent) if number not in seen]
+    in_a_row = longest = 0
+    for number in range(sent):
+        in_a_row = 0 if number in seen else in_a_row + 1
+        longest = max(longest, in_a_row)
     print(json.dumps({
         "sent": sent,
         "lost": len(missing),
         "refused": refused,
         "first_lost_s": round(missing[0] / RATE_PPS, 3) if missing else None,
         "last_lost_s": round(missing[-1] / RATE_PPS, 3) if missing else None,
+        "longest_lost_s": round(longest / RATE_PPS, 3),
         "resets": connections.resets,
         "unanswered": connections.asked - connections.answered,
         "slowest_s": round(connections.slowest_s, 3),
