@@ -12,7 +12,8 @@
 #   kernels|complaint|LINE OF THE KERNEL'S LOG
 #   kernels|end
 # From the kernel's command line: LAB_PROGRAMS, where weftd and weft are, and the unit tests and
-# tests/other_kernels if they are wanted; LAB_MODULES, a root for modprobe; SLOWNESS, by which limits are multiplied; LAB_ROWS, the rows wanted, a pattern.
+# tests/other_kernels if they are wanted, and flanneld; LAB_MODULES, a root for modprobe; SLOWNESS, by
+# which limits are multiplied; LAB_ROWS, the rows wanted, a pattern.
 set -uo pipefail
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH HOME=/tmp TMPDIR=/tmp
@@ -22,6 +23,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$REPO/scripts/lab.sh"
 # shellcheck source=scripts/kernels-wireguard.sh
 source "$REPO/scripts/kernels-wireguard.sh"
+# shellcheck source=scripts/kernels-ipsec.sh
+source "$REPO/scripts/kernels-ipsec.sh"
+# shellcheck source=scripts/kernels-flanneld.sh
+source "$REPO/scripts/kernels-flanneld.sh"
 
 readonly ROW_LIMIT_S=60 TESTS_LIMIT_S=200
 # Some thousand packets, or some hundred super-packets.
@@ -62,8 +67,13 @@ rows() {
     echo "vxlan - - -"
     echo "host-gw - - -"
     echo "ipip - - -"
-    [[ ! -x $LAB_PROGRAMS/other-kernels ]] || echo "tests ipip"
+    if [[ -x $LAB_PROGRAMS/other-kernels ]]; then
+        echo "tests ipip"
+        ! /run/modprobe -qn wireguard || echo "tests change_of_backend"
+    fi
     wireguard_rows
+    ipsec_rows
+    [[ ! -x $LAB_PROGRAMS/flanneld ]] || echo "flanneld wireguard - -"
     for engine in mmsg io_uring; do
         for fast in off auto on; do
             for offloads in auto none; do echo "udp $engine $fast $offloads"; done
@@ -188,6 +198,8 @@ case ${1:-} in
             unit) tests unit-tests sys:: rights:: device:: engine:: ;;
             tests) tests other-kernels "$3" --test-threads=1 ;;
             wireguard) wireguard_row "${@:3}" ;;
+            ipsec) ipsec_row "${@:3}" ;;
+            flanneld) flanneld_row ;;
             *) one_row "${@:2}" ;;
         esac
         ;;
