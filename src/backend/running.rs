@@ -24,6 +24,7 @@ use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::failure::with_causes;
+use crate::host::netlink;
 use crate::host::tables::edit::remove_own_routes;
 use crate::route::Prefixes;
 
@@ -94,6 +95,10 @@ impl BackendSettings {
         let external = claim.external;
         let (attributes, reserved) = match self {
             Self::Udp(settings) => {
+                // It has a route to the whole network, as the TUN device will.
+                if netlink::links().await?.iter().any(|link| link.is_wireguard) {
+                    remove_others(&[], &[claim.networks]).await?;
+                }
                 let reserved = udp::reserve(settings, claim).await?;
                 (reserved.attributes(external), Reserved::Udp(Box::new(reserved)))
             }

@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 547, 4610),
-    ("backend", 9953, 104017),
+    ("backend", 9957, 104069),
     ("bin", 15, 144),
     ("config", 1888, 19257),
     ("daemon", 3825, 39565),
