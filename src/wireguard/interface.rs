@@ -2,7 +2,7 @@
 //! clock: messages and times come in, what is to be sent goes out, and the sessions are there to be
 //! published.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -20,12 +20,9 @@ use super::noise::{
 };
 use super::numbers::Numbers;
 use super::peer::PeerState;
-use super::session::{OVERHEAD_BYTES, Session};
+use super::session::Session;
 use super::sessions::{Sessions, identity, place_of};
-
-/// Hosts that are remembered while no lease names their keys: as many as may join in the moment
-/// that a lease takes.
-const STRANGERS_MAX: usize = 16;
+use super::strangers::Strangers;
 
 /// The moment, on both clocks.
 #[derive(Debug, Clone, Copy)]
@@ -73,8 +70,7 @@ pub struct Interface {
     peers: Vec<Option<Box<Association>>>,
     by_key: BTreeMap<PublicKey, u32>,
     numbers: Numbers,
-    /// Who has begun a handshake without being a peer, and when. It has proved that it has the key.
-    strangers: VecDeque<(PublicKey, u64)>,
+    strangers: Strangers,
     has_changed: bool,
     is_rerouted: bool,
     counts: Counts,
@@ -103,7 +99,7 @@ impl Interface {
             peers: Vec::new(),
             by_key: BTreeMap::new(),
             numbers: Numbers::default(),
-            strangers: VecDeque::new(),
+            strangers: Strangers::default(),
             has_changed: true,
             is_rerouted: true,
             counts: Counts::default(),
@@ -141,9 +137,7 @@ impl Interface {
                 }
                 let Some(place) = peers.get_mut(number as usize) else { return };
                 let peer = place.get_or_insert_with(|| Box::new(Association::new(edit.public_key)));
-                if let Some(at) = self.strangers.iter().position(|it| it.0 == edit.public_key)
-                    && let Some((_, came_ns)) = self.strangers.remove(at)
-                {
+                if let Some(came_ns) = self.strangers.take(&edit.public_key) {
                     // Its packets wait, and it would try again only after seconds.
                     peer.want_handshake(came_ns);
                 }
@@ -216,7 +210,7 @@ impl Interface {
         let responder = Responder::read(&self.own, noise)?;
         let known = self.by_key.get(&responder.peer).copied();
         let Some(number) = known.filter(|number| self.peer_mut(*number).is_ok()) else {
-            self.remember(responder.peer, now.ns);
+            self.strangers.remember(responder.peer, now.ns);
             return Err(Refusal::NoHandshake);
         };
         let peer = self.peer_mut(number)?;
@@ -242,12 +236,6 @@ impl Interface {
         self.has_changed = true;
         self.moved(number, source);
         Ok(())
-    }
-
-    fn remember(&mut self, stranger: PublicKey, now_ns: u64) {
-        self.strangers.retain(|(key, _)| *key != stranger);
-        self.strangers.truncate(STRANGERS_MAX - 1);
-        self.strangers.push_front((stranger, now_ns));
     }
 
     fn receive_response(
@@ -402,7 +390,7 @@ impl Interface {
         let (Some(session), Some(to)) = (peer.sending(), peer.endpoint) else {
             return peer.want_handshake(now.ns);
         };
-        if let Some(bytes) = seal(session, &[]) {
+        if let Some(bytes) = session.datagram(&[]) {
             peer.activity.sends_keepalive(bytes.len() as u64, now.ns);
             out.push(Send { to, bytes });
         }
@@ -414,7 +402,7 @@ impl Interface {
         let packets = peer.take_waiting();
         let (Some(session), Some(to)) = (peer.sending(), peer.endpoint) else { return false };
         for packet in &packets {
-            if let Some(bytes) = seal(session, packet) {
+            if let Some(bytes) = session.datagram(packet) {
                 peer.activity.sends(bytes.len() as u64, now.ns);
                 out.push(Send { to, bytes });
             }
@@ -503,17 +491,6 @@ fn session(
 ) -> Result<Arc<Session>, Refusal> {
     let session = Session::new(numbers, keys, now.ns, is_initiator);
     session.map(Arc::new).ok_or(Refusal::NoHandshake)
-}
-
-/// A datagram with this packet in it, which has its padding.
-fn seal(session: &Session, packet: &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; OVERHEAD_BYTES + packet.len()];
-    bytes
-        .get_mut(super::message::DATA_HEADER_BYTES..)?
-        .get_mut(..packet.len())?
-        .copy_from_slice(packet);
-    session.seal(&mut bytes)?;
-    Some(bytes)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod numbers;
 pub mod peer;
 pub mod session;
 pub mod sessions;
+mod strangers;
 mod window;
 
 pub use activity::Activity;

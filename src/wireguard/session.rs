@@ -87,6 +87,14 @@ impl Session {
         self.is_confirmed.load(Ordering::Relaxed)
     }
 
+    /// A datagram of its own with this packet in it, which has its padding.
+    pub(super) fn datagram(&self, packet: &[u8]) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; OVERHEAD_BYTES + packet.len()];
+        bytes.get_mut(DATA_HEADER_BYTES..)?.get_mut(..packet.len())?.copy_from_slice(packet);
+        self.seal(&mut bytes)?;
+        Some(bytes)
+    }
+
     /// Seals the packet that lies in `datagram` with its padding, with room for the header before
     /// and the tag behind it. `None` if the session has sent all that it may, or the room lacks.
     #[inline]
