@@ -162,7 +162,7 @@ const OWNERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("tokio_util", &["src/control/store/kube"]),
-    ("tower", &["src/control/store/kube"]),
+    ("tower", &["src/control/own_thread.rs", "src/control/store/kube"]),
 ];
 
 /// Longest line, in characters.

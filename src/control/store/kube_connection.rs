@@ -2,7 +2,6 @@
 //! interprets the answers.
 
 use std::error::Error;
-use std::net::ToSocketAddrs;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -11,19 +10,18 @@ use hyper::header::{HeaderValue, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, Client, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::{Request as Api, Status, request};
 use kube::{Config, Error as KubeError};
 use tokio::time::{Instant, sleep_until, timeout};
-use tower::{BoxError, ServiceBuilder, service_fn};
+use tower::{BoxError, ServiceBuilder};
 
 use super::calls::Calls;
 use crate::config::kube::KubeOptions;
 use crate::control::error::{ConnectError, StoreError, StoreResult};
-use crate::control::own_thread::on_own_thread;
+use crate::control::own_thread::Resolver;
 use crate::failure::{lock, with_causes};
 
 /// Largest single object. etcd takes requests of 1.5 MiB, which JSON spells longer.
@@ -245,11 +243,7 @@ async fn new_client(options: &KubeOptions) -> Result<Client, ConnectError> {
 }
 
 fn client(config: &Config) -> Result<Client, Box<KubeError>> {
-    // Its own resolver panics where the host has no thread to give.
-    let resolver = service_fn(|name: Name| async move {
-        on_own_thread(move || (name.as_str(), 0).to_socket_addrs()).await.flatten()
-    });
-    let mut connector = HttpConnector::new_with_resolver(resolver);
+    let mut connector = HttpConnector::new_with_resolver(Resolver);
     connector.enforce_http(false);
     connector.set_nodelay(true);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
