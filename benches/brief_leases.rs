@@ -1,7 +1,7 @@
 //! weftd with leases that end within seconds and listings as often: the same daemon, for tests that
-//! cannot wait a day. Durations come from `BRIEF_LEASE_MS`, `BRIEF_RELIST_MS` and
-//! `BRIEF_TAKE_OVER_MS`. With `PANIC_WITH_PEERS` it has an error: when most peers vanish at once,
-//! the control plane panics.
+//! cannot wait a day. Durations come from `BRIEF_LEASE_MS`, `BRIEF_RELIST_MS`,
+//! `BRIEF_TAKE_OVER_MS` and `BRIEF_CLOUD_MS`. With `PANIC_WITH_PEERS` it has an error: when most
+//! peers vanish at once, the control plane panics.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,6 +22,9 @@ fn main() -> ExitCode {
         }
         if let Some(take_over_max) = milliseconds("BRIEF_TAKE_OVER_MS") {
             timing.take_over_max = take_over_max;
+        }
+        if let Some(cloud_period) = milliseconds("BRIEF_CLOUD_MS") {
+            timing.cloud_period = cloud_period;
         }
         if std::env::var_os("PANIC_WITH_PEERS").is_some() {
             // The end of the grace period is beyond what a clock can show.

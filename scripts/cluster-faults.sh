@@ -121,8 +121,8 @@ case_fault_bad_network_configuration() {
 
 case_fault_unknown_backend() {
     configured '{ "net-conf.json":
-        "{ \"Network\": \"10.244.0.0/16\", \"Backend\": { \"Type\": \"aws-vpc\" } }" }' &&
-        fault log 'unknown backend type "aws-vpc"' "$CONFIGURED"
+        "{ \"Network\": \"10.244.0.0/16\", \"Backend\": { \"Type\": \"aws-tgw\" } }" }' &&
+        fault log 'unknown backend type "aws-tgw"' "$CONFIGURED"
 }
 
 # In the service account's place the API has this address.

@@ -24,6 +24,14 @@ words! {
         Wireguard = "wireguard",
         /// In IPsec tunnels, whose keys charon agrees on.
         Ipsec = "ipsec",
+        /// By routes of an AWS VPC.
+        AwsVpc = "aws-vpc",
+        /// By routes of a Google Compute Engine network.
+        Gce = "gce",
+        /// By routes of an Alibaba Cloud VPC.
+        AliVpc = "ali-vpc",
+        /// By routes of a Tencent Cloud VPC.
+        TencentVpc = "tencent-vpc",
         /// Not at all: a subnet only.
         Alloc = "alloc",
         /// By whatever the operator's commands set up.
@@ -57,7 +65,13 @@ impl BackendKind {
             // Outer IPv4, and the most that any ESP has: SPI, sequence, initial vector, padding,
             // its length, next header, check value (4, 4, 16, 15, 1, 1, 16). UDP comes on top.
             Self::Ipsec => 77,
-            Self::HostGw | Self::Alloc | Self::Extension => 0,
+            Self::HostGw
+            | Self::AwsVpc
+            | Self::Gce
+            | Self::AliVpc
+            | Self::TencentVpc
+            | Self::Alloc
+            | Self::Extension => 0,
         }
     }
 
@@ -66,13 +80,24 @@ impl BackendKind {
         match self {
             Self::Udp => CarriedBy::Workers,
             Self::Vxlan | Self::HostGw | Self::Ipip | Self::Wireguard => CarriedBy::Kernel,
-            Self::Ipsec | Self::Alloc | Self::Extension => CarriedBy::Others,
+            Self::Ipsec
+            | Self::AwsVpc
+            | Self::Gce
+            | Self::AliVpc
+            | Self::TencentVpc
+            | Self::Alloc
+            | Self::Extension => CarriedBy::Others,
         }
+    }
+
+    /// Whether a cloud's network carries the packets, by routes that weftd keeps there.
+    pub const fn is_cloud(self) -> bool {
+        matches!(self, Self::AwsVpc | Self::Gce | Self::AliVpc | Self::TencentVpc)
     }
 
     /// What its leases name, as flannel's do.
     pub const fn leased_as(self) -> Self {
-        if matches!(self, Self::Alloc) { Self::Udp } else { self }
+        if matches!(self, Self::Alloc) || self.is_cloud() { Self::Udp } else { self }
     }
 
     /// Whether hosts send each other UDP datagrams to a port.
@@ -98,12 +123,12 @@ impl BackendKind {
 
     /// Whether hosts reach each other's IPv6 subnets by IPv6 addresses of theirs.
     pub const fn has_ipv6_underlay(self) -> bool {
-        !matches!(self, Self::Udp | Self::Ipip | Self::Ipsec)
+        !self.has_ipv4_alone() && !matches!(self, Self::Udp)
     }
 
     /// Whether nothing of IPv6 is carried.
     pub const fn has_ipv4_alone(self) -> bool {
-        matches!(self, Self::Ipip | Self::Ipsec)
+        matches!(self, Self::Ipip | Self::Ipsec) || self.is_cloud()
     }
 
     /// Whether weftd runs commands of the operator's, which may need any right.
@@ -174,7 +199,7 @@ mod tests {
 
     #[test]
     fn names_of_others_are_kept_as_they_are() {
-        for text in ["aws-vpc", "VXLAN", " udp"] {
+        for text in ["aws-tgw", "VXLAN", " udp"] {
             let name = BackendName::from(text);
             assert_eq!(
                 (name.clone(), name.to_string()),

@@ -10,6 +10,7 @@ use crate::host::mtu::MtuError;
 use crate::host::netlink::NetlinkError;
 use crate::host::overlay::OverlayError;
 
+use crate::backend::cloud::error::CloudError;
 use crate::backend::extension::command::CommandError;
 use crate::backend::handover::TakeOverError;
 use crate::backend::ipsec::charon::CharonError;
@@ -44,6 +45,9 @@ pub enum StartError {
     /// No charon for the ipsec backend.
     #[error(transparent)]
     Charon(#[from] CharonError),
+    /// The cloud, or what to prove oneself to it with, is not there.
+    #[error(transparent)]
+    Cloud(CloudError),
     /// The wireguard backend has no key.
     #[error("no key for WireGuard")]
     WireguardKey(#[from] KeyFileError),

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::backend::tunnel_device::{OwnDevice, Tunnel, TunnelDevice};
 use crate::backend::vxlan::VxlanReserved;
 use crate::backend::{host_gw, ipip};
 use crate::backend_kind::BackendKind;
-use crate::control::changes::next_value;
+use crate::control::changes::{next_change, next_value};
 use crate::control::lease::{Lease, Peers};
 use crate::control::status::ControlStatus;
 use crate::failure::with_causes;
@@ -43,8 +44,24 @@ pub(super) enum Means {
     Ipip {
         direct_routing: bool,
     },
+    /// A cloud's network carries the packets.
+    Cloud {
+        kind: BackendKind,
+        route: watch::Receiver<CloudRoute>,
+    },
     /// Nothing of ours: something else carries the packets.
     Alloc,
+}
+
+/// This node's route in a cloud's network, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CloudRoute {
+    /// Whether it leads here.
+    pub(super) is_in_place: bool,
+    /// What is wrong with it or with the cloud.
+    pub(super) wrong: Option<String>,
+    /// The backend in one line.
+    pub(super) description: String,
 }
 
 impl Means {
@@ -54,6 +71,7 @@ impl Means {
             Self::Vxlan(_) => BackendKind::Vxlan,
             Self::HostGw => BackendKind::HostGw,
             Self::Ipip { .. } => BackendKind::Ipip,
+            Self::Cloud { kind, .. } => *kind,
             Self::Alloc => BackendKind::Alloc,
         };
         kind.leased_as()
@@ -66,7 +84,7 @@ impl Means {
             Self::Ipip { .. } => {
                 vec![OwnDevice { name: ipip::NAME.into(), families: Families::default() }]
             }
-            Self::HostGw | Self::Alloc => Vec::new(),
+            Self::HostGw | Self::Cloud { .. } | Self::Alloc => Vec::new(),
         }
     }
 
@@ -77,7 +95,23 @@ impl Means {
             Self::Vxlan(vxlan) => (VXLAN_PERIOD, vxlan.is_direct()),
             Self::HostGw => (ROUTES_PERIOD, false),
             Self::Ipip { direct_routing } => (ROUTES_PERIOD, *direct_routing),
-            Self::Alloc => (INTERFACE_PERIOD, false),
+            Self::Cloud { .. } | Self::Alloc => (INTERFACE_PERIOD, false),
+        }
+    }
+
+    /// How the cloud's route is, where there is one.
+    fn cloud_route(&self) -> Option<CloudRoute> {
+        match self {
+            Self::Cloud { route, .. } => Some(route.borrow().clone()),
+            Self::Vxlan(_) | Self::HostGw | Self::Ipip { .. } | Self::Alloc => None,
+        }
+    }
+
+    /// Comes back when that is different.
+    async fn cloud_route_changes(&mut self) {
+        match self {
+            Self::Cloud { route, .. } => next_change(route).await,
+            Self::Vxlan(_) | Self::HostGw | Self::Ipip { .. } | Self::Alloc => pending().await,
         }
     }
 }
@@ -107,7 +141,7 @@ impl KernelBackend {
                 let device = |subnet| TunnelDevice::new(tunnel, subnet, true);
                 (setup.subnets.v4().map(device), None)
             }
-            Means::HostGw | Means::Alloc => (None, None),
+            Means::HostGw | Means::Cloud { .. } | Means::Alloc => (None, None),
         };
         let mut backend = Self {
             means,
@@ -134,6 +168,11 @@ impl KernelBackend {
         Ok(backend)
     }
 
+    /// Tells whether the peers are from the store.
+    pub(super) fn control(&self) -> Arc<ControlStatus> {
+        Arc::clone(&self.control)
+    }
+
     /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
         let mut peers = None;
@@ -141,6 +180,10 @@ impl KernelBackend {
             let listing = tokio::select! {
                 listing = self.host.next() => listing,
                 Some(()) = OptionFuture::from(self.health.as_mut().map(KernelHealth::run)) => {
+                    self.host.look_now();
+                    continue;
+                }
+                () = self.means.cloud_route_changes() => {
                     self.host.look_now();
                     continue;
                 }
@@ -181,6 +224,11 @@ impl KernelBackend {
         let Self { host, reporter, v4, v6, .. } = self;
         let made_v6 = v6.reconcile(goal, host, &mut listing, reporter).await;
         let made = v4.reconcile(goal, host, &mut listing, reporter).await?;
+        if let (Means::Cloud { .. }, Some(leases)) = (&self.means, goal.leases) {
+            // Nothing of it is in the kernel's tables; peers are asked at their hosts.
+            let hosts = leases.iter().filter_map(|lease| Ipv4Addr::peer(lease));
+            v4.set = host_gw::ways(hosts, host.external());
+        }
         self.report_external();
         let all = || goal.leases.unwrap_or_default().iter().filter_map(|it| Ipv6Addr::subnet(it));
         let lacking_v6 = made_v6.as_ref().map_or_else(|_| all().collect(), Made::lacking);
@@ -204,7 +252,10 @@ impl KernelBackend {
         let why = |error: &NetlinkError| format!("IPv6 is not carried: {}", with_causes(error));
         let wrong = self.host.lost_address().cloned().or(lost_v6);
         let wrong = wrong.or_else(|| made_v6.as_ref().err().map(why));
-        self.reporter.state(|state| (state.is_up, state.wrong) = (true, wrong));
+        let cloud = self.means.cloud_route();
+        let is_up = cloud.as_ref().is_none_or(|route| route.is_in_place);
+        let wrong = wrong.or_else(|| cloud.and_then(|route| route.wrong));
+        self.reporter.state(|state| (state.is_up, state.wrong) = (is_up, wrong));
         Ok(made.is_complete() & made_v6?.is_complete())
     }
 
@@ -270,6 +321,9 @@ impl KernelBackend {
                 devices.into_iter().flatten().collect::<Vec<_>>().join("; ")
             }
             Means::HostGw => host_gw::describe(external),
+            Means::Cloud { route, .. } => {
+                format!("{} over {}", route.borrow().description, external.name)
+            }
             Means::Alloc => "alloc: a subnet only, no data plane".to_owned(),
         };
         (description, mtu_bytes)

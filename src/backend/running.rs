@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::backend::closure;
+use crate::backend::cloud::{self, CloudBackend, CloudReserved};
 use crate::backend::error::StartResult;
 use crate::backend::extension::{self, ExtensionBackend};
 use crate::backend::family::{VXLAN_NAMES, WIREGUARD_NAMES};
@@ -44,6 +45,7 @@ enum Reserved {
     Kernel(Means),
     Wireguard(Box<WireguardReserved>),
     Ipsec(Box<IpsecReserved>),
+    Cloud(Box<CloudReserved>),
     Extension(ExtensionBackendConfig),
 }
 
@@ -57,6 +59,8 @@ pub enum Backend {
     Wireguard(Box<WireguardBackend>),
     /// IPsec.
     Ipsec(Box<IpsecBackend>),
+    /// Routes of a cloud's network.
+    Cloud(Box<CloudBackend>),
     /// Commands.
     Extension(Box<ExtensionBackend>),
 }
@@ -68,9 +72,12 @@ impl BackendSettings {
             Self::Vxlan(settings) => VXLAN_NAMES.map(|it| format!("{it}{}", settings.vni)).into(),
             Self::Ipip { .. } => vec![ipip::NAME.to_owned()],
             Self::Wireguard(_) => WIREGUARD_NAMES.map(str::to_owned).into(),
-            Self::Udp(_) | Self::HostGw | Self::Ipsec(_) | Self::Alloc | Self::Extension(_) => {
-                Vec::new()
-            }
+            Self::Udp(_)
+            | Self::HostGw
+            | Self::Ipsec(_)
+            | Self::Cloud(..)
+            | Self::Alloc
+            | Self::Extension(_) => Vec::new(),
         }
     }
 
@@ -114,6 +121,10 @@ impl BackendSettings {
                 let (attributes, it) = ipsec::prepare(settings, external).await?;
                 (attributes, Reserved::Ipsec(Box::new(it)))
             }
+            Self::Cloud(kind, settings) => {
+                let reserved = cloud::prepare(*kind, settings, claim.previous_subnet)?;
+                (addresses(kind.leased_as(), external), Reserved::Cloud(Box::new(reserved)))
+            }
             Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
             Self::Ipip { direct_routing } => {
                 let attributes = ipip::prepare(*direct_routing, claim).await?;
@@ -151,7 +162,9 @@ impl Prepared {
             closure::open(*network).await?;
         }
         match &self.reserved {
-            Reserved::Udp(_) | Reserved::Ipsec(_) => remove_others(&[], &networks).await?,
+            Reserved::Udp(_) | Reserved::Ipsec(_) | Reserved::Cloud(_) => {
+                remove_others(&[], &networks).await?;
+            }
             Reserved::Kernel(means) => remove_others(&means.devices(), &networks).await?,
             Reserved::Wireguard(it) => remove_others(&it.devices(), &networks).await?,
             // Its commands may have made one by now.
@@ -180,6 +193,9 @@ impl Prepared {
                 remove_own_routes(setup.networks_v4(), setup.networks_v6()).await?;
                 Backend::Ipsec(Box::new(IpsecBackend::start(&setup, *reserved).await?))
             }
+            Reserved::Cloud(reserved) => {
+                Backend::Cloud(Box::new(CloudBackend::start(&setup, *reserved).await?))
+            }
             Reserved::Extension(settings) => {
                 remove_own_routes(setup.networks_v4(), setup.networks_v6()).await?;
                 Backend::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
@@ -195,7 +211,7 @@ impl Backend {
         let says_so = match self {
             Self::Udp(_) => true,
             Self::Wireguard(backend) => backend.waits(),
-            Self::Kernel(_) | Self::Ipsec(_) | Self::Extension(_) => false,
+            Self::Kernel(_) | Self::Ipsec(_) | Self::Cloud(_) | Self::Extension(_) => false,
         };
         if !says_so {
             handover.is_carrying();
@@ -209,6 +225,7 @@ impl Backend {
             Self::Kernel(backend) => backend.reporter.view(Vec::new(), None),
             Self::Wireguard(backend) => backend.view(),
             Self::Ipsec(backend) => backend.reporter.view(Vec::new(), None),
+            Self::Cloud(backend) => backend.kernel.reporter.view(Vec::new(), None),
             Self::Extension(backend) => backend.reporter.view(Vec::new(), None),
         }
     }
@@ -218,7 +235,7 @@ impl Backend {
         match self {
             Self::Udp(backend) => backend.let_go(),
             Self::Wireguard(backend) => backend.let_go(),
-            Self::Kernel(_) | Self::Ipsec(_) | Self::Extension(_) => {}
+            Self::Kernel(_) | Self::Ipsec(_) | Self::Cloud(_) | Self::Extension(_) => {}
         }
     }
 
@@ -230,6 +247,7 @@ impl Backend {
             Self::Kernel(backend) => backend.run(leases).await,
             Self::Wireguard(backend) => backend.run(leases).await,
             Self::Ipsec(backend) => backend.run(leases).await,
+            Self::Cloud(backend) => backend.run(leases).await,
             Self::Extension(backend) => backend.run(leases).await,
         }
     }

@@ -10,8 +10,8 @@ use tracing::warn;
 use crate::backend::handover::Handover;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
-    BackendConfig, ExtensionBackendConfig, IpsecBackendConfig, NetworkConfig, NetworkConfigError,
-    UdpBackendConfig, VxlanBackendConfig, WireguardBackendConfig, flag,
+    BackendConfig, CloudBackendConfig, ExtensionBackendConfig, IpsecBackendConfig, NetworkConfig,
+    NetworkConfigError, UdpBackendConfig, VxlanBackendConfig, WireguardBackendConfig, flag,
 };
 use crate::config::options::{
     DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WireguardChoice,
@@ -45,6 +45,8 @@ pub enum BackendSettings {
     Wireguard(WireguardBackendConfig),
     /// IPsec.
     Ipsec(IpsecBackendConfig),
+    /// Routes of a cloud's network.
+    Cloud(BackendKind, CloudBackendConfig),
     /// A subnet only.
     Alloc,
     /// Commands.
@@ -52,7 +54,8 @@ pub enum BackendSettings {
 }
 
 /// What an operator can choose from.
-const BUILT: &str = "udp, vxlan, host-gw, ipip, wireguard, ipsec, alloc, extension";
+const BUILT: &str = "udp, vxlan, host-gw, ipip, wireguard, ipsec, aws-vpc, gce, ali-vpc, \
+                     tencent-vpc, alloc, extension";
 
 /// What a backend is started with.
 #[derive(Clone)]
@@ -77,6 +80,8 @@ pub struct Setup {
     pub dataplane: DataplaneOptions,
     /// What this weftd has from the last one, and hands to the next.
     pub handover: Handover,
+    /// Between two looks at a cloud's route tables.
+    pub cloud_period: Duration,
 }
 
 /// What a backend reserves on the host with, before anything is written to the store.
@@ -109,10 +114,12 @@ impl BackendSettings {
                 )));
             }
         };
-        if kind == BackendKind::Ipsec && network.ranges.v6().is_some() {
+        let refuses_both = kind == BackendKind::Ipsec || kind.is_cloud();
+        if refuses_both && network.ranges.v6().is_some() {
+            let other = if kind.is_cloud() { "vxlan" } else { "wireguard, which encrypts both" };
             return Err(NetworkConfigError::Invalid(format!(
                 "the {kind} backend carries IPv4 alone: set EnableIPv6 to false in the network \
-                 configuration, or choose wireguard, which encrypts both"
+                 configuration, or choose {other}"
             )));
         }
         if kind.has_ipv4_alone() && network.ranges.v4().is_none() {
@@ -128,6 +135,11 @@ impl BackendSettings {
             BackendKind::Ipip => Self::Ipip { direct_routing: flag(settings, "DirectRouting")? },
             BackendKind::Wireguard => Self::Wireguard(WireguardBackendConfig::parse(settings)?),
             BackendKind::Ipsec => Self::Ipsec(IpsecBackendConfig::parse(settings)?),
+            BackendKind::AwsVpc => Self::Cloud(kind, CloudBackendConfig::parse_aws(settings)?),
+            BackendKind::Gce => Self::Cloud(kind, CloudBackendConfig::default()),
+            BackendKind::AliVpc | BackendKind::TencentVpc => {
+                Self::Cloud(kind, CloudBackendConfig::parse_keyed(settings)?)
+            }
             BackendKind::Alloc => Self::Alloc,
             BackendKind::Extension => Self::Extension(ExtensionBackendConfig::parse(settings)?),
         })
@@ -142,6 +154,7 @@ impl BackendSettings {
             Self::Ipip { .. } => BackendKind::Ipip,
             Self::Wireguard(_) => BackendKind::Wireguard,
             Self::Ipsec(_) => BackendKind::Ipsec,
+            Self::Cloud(kind, _) => *kind,
             Self::Alloc => BackendKind::Alloc,
             Self::Extension(_) => BackendKind::Extension,
         }
@@ -277,14 +290,14 @@ mod tests {
             let parsed = parse(&format!(r#"{{"Type":"{kind}"{psk}}}"#));
             assert_eq!(parsed.unwrap().kind().name(), kind);
         }
-        let error = parse(r#"{"Type":"aws-vpc"}"#).unwrap_err();
-        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("aws-vpc")));
+        let error = parse(r#"{"Type":"tun-x"}"#).unwrap_err();
+        assert!(matches!(&error, NetworkConfigError::Invalid(text) if text.contains("tun-x")));
         let text = error.to_string();
         assert!(text.contains(BUILT) && !text.contains('\n'), "one line says so: {text}");
     }
 
     #[test]
-    fn only_ipip_and_ipsec_need_ipv4() {
+    fn only_ipip_ipsec_and_clouds_need_ipv4() {
         for kind in BUILT.split(", ") {
             let text = format!(
                 r#"{{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48",
@@ -295,11 +308,14 @@ mod tests {
                 Ok(settings) => assert_eq!(settings.kind().name(), kind),
                 Err(error) => {
                     let text = error.to_string();
-                    assert!(["ipip", "ipsec"].contains(&kind) && text.contains(kind), "{text}");
+                    let named = BackendKind::named(kind).unwrap();
+                    assert!(named.has_ipv4_alone() && text.contains(kind), "{text}");
                 }
             }
         }
-        for (kind, is_taken) in [("ipip", true), ("ipsec", false)] {
+        for (kind, is_taken) in
+            [("ipip", true), ("ipsec", false), ("aws-vpc", false), ("gce", false)]
+        {
             let psk = "x".repeat(96);
             let both = format!(
                 r#"{{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48",

@@ -2,6 +2,7 @@
 //! defaults, checks and messages. Pure: bytes in, a checked configuration or an error out.
 
 mod backends;
+mod cloud;
 mod json;
 mod range;
 
@@ -16,6 +17,7 @@ pub use backends::{
     CommandLine, ExtensionBackendConfig, IkePsk, IpsecBackendConfig, UdpBackendConfig,
     VxlanBackendConfig, WireguardBackendConfig, WireguardMode, flag, shown,
 };
+pub use cloud::{AccessKey, CloudBackendConfig, KeySecret};
 pub use json::NetworkConfigError;
 use json::{boolean, wrong};
 pub use range::{ConfigFamily, SubnetRange};

@@ -69,6 +69,11 @@ impl SubnetManager {
         Self { store, previous, status, timing, known, used_config }
     }
 
+    /// Its durations.
+    pub(crate) fn timing(&self) -> Timing {
+        self.timing
+    }
+
     /// The same manager with other durations. Defaults are replaced by those of the store.
     pub fn with_timing(mut self, timing: Timing) -> Self {
         self.timing = timing;

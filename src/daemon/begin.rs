@@ -94,6 +94,7 @@ impl Start<'_> {
             control: manager.status(),
             dataplane: options.dataplane,
             handover: handover.clone(),
+            cloud_period: manager.timing().cloud_period,
         };
         let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
         Ok((begun, backend))

@@ -94,7 +94,8 @@ fn of_others(row: &mut Peer, running: &Running, reachability: &Reachability) {
     let Some(host) = host else { return };
     // Over IPv6 perhaps nobody is.
     let is_known = host.is_ipv4() || reachability.contacts.contains_key(&host);
-    let is_asked = running.kind.carried_by() == CarriedBy::Kernel && is_known;
+    let is_asked = running.kind.is_cloud() || running.kind.carried_by() == CarriedBy::Kernel;
+    let is_asked = is_asked && is_known;
     let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
     (row.via, row.state, row.why) = (Via::Host(host), unasked, None);
     asked(row, reachability, host, plane.tunnel.map(TunnelEnd::port));

@@ -4,6 +4,7 @@
 
 mod address_changes;
 mod change_of_backend;
+mod clouds;
 mod combinations;
 mod dead_hosts;
 mod dual_stack;

@@ -4,6 +4,7 @@
 
 pub(crate) mod bpf;
 pub(crate) mod change;
+pub(crate) mod cloud_site;
 pub(crate) mod cluster;
 pub(crate) mod confine;
 pub mod control;

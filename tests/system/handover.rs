@@ -120,8 +120,8 @@ fn a_failed_take_over_ends_nothing_whatever_a_start_lacks() {
     under_traffic(&mut overlay, 1000, |overlay| {
         // A backend that there is not.
         let config = store.join("config");
-        fs::write(&config, CONFIG.replace("udp", "aws-vpc")).expect("a file of the test");
-        failed_take_over(overlay, "aws-vpc", |_| {
+        fs::write(&config, CONFIG.replace("udp", "aws-tgw")).expect("a file of the test");
+        failed_take_over(overlay, "aws-tgw", |_| {
             fs::write(&config, CONFIG).expect("a file of the test");
         });
         let away = store.with_extension("away");
@@ -551,7 +551,7 @@ fn a_container_goes_on_after_a_take_over_that_failed_or_ended() {
     let config = overlay.files().join("store/config");
     let set = |text: &str| fs::write(&config, text).expect("a file of the test");
     under_traffic(&mut overlay, 1000, |overlay| {
-        set(&CONFIG.replace("udp", "aws-vpc"));
+        set(&CONFIG.replace("udp", "aws-tgw"));
         let mut next = Contained::start(overlay, &["--fast-path=off"]);
         assert!(!next.0.wait(PATIENCE).success(), "{}", next.0.output());
         wait_until(PATIENCE, "the first one goes on", || first.is_ready(overlay));

@@ -76,7 +76,7 @@ impl Host {
 #[test]
 fn unbuilt_backend_is_refused_by_name() {
     let host = Host::new();
-    for backend in ["aws-vpc", "magic"] {
+    for backend in ["aws-tgw", "magic"] {
         let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
         let mut daemon = host.weftd(&config, &[]);
         let status = daemon.wait(Duration::from_secs(5));

@@ -9,12 +9,12 @@ use super::{files, is_test_file, read, test_paths};
 
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
-    (".", 547, 4610),
-    ("backend", 9957, 104069),
+    (".", 566, 4715),
+    ("backend", 11747, 122510),
     ("bin", 15, 144),
-    ("config", 1888, 19257),
-    ("daemon", 3825, 39565),
-    ("control", 5872, 59354),
+    ("config", 1947, 19880),
+    ("daemon", 3827, 39589),
+    ("control", 5891, 59551),
     ("device", 494, 5308),
     ("engine", 2265, 21341),
     ("fast_path", 741, 6759),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 282, 2495),
     ("status", 638, 4685),
     ("sys", 1255, 13348),
-    ("tool", 5868, 64558),
+    ("tool", 5869, 64571),
     ("wireguard", 1481, 14404),
 ];
 

@@ -71,13 +71,17 @@ weft:{{ .Chart.AppVersion }}
 {{/* net-conf.json, in the order of the manifest. */}}
 {{- define "weft.netConf" -}}
 {{- $f := .Values.flannel -}}
-{{- $known := list "vxlan" "host-gw" "ipip" "udp" "wireguard" "alloc" -}}
+{{- $clouds := list "aws-vpc" "gce" "ali-vpc" "tencent-vpc" -}}
+{{- $known := concat (list "vxlan" "host-gw" "ipip" "udp" "wireguard" "alloc") $clouds -}}
 {{- if not (has $f.backend $known) -}}
 {{- fail (printf "flannel.backend is %s; weft has %s" $f.backend (join ", " $known)) -}}
 {{- end -}}
 {{- include "weft.ofWireguard" . -}}
 {{- if not (or .Values.podCidr .Values.podCidrv6) -}}
 {{- fail "podCidr and podCidrv6 are empty: give one of them, or both" -}}
+{{- end -}}
+{{- if and .Values.podCidrv6 (has $f.backend $clouds) -}}
+{{- fail (printf "podCidrv6 is given, and the backend %s carries IPv4 alone: leave it out, or choose vxlan" $f.backend) -}}
 {{- end -}}
 {{- if and (not .Values.podCidr) (has $f.backend (list "udp" "ipip")) -}}
 {{- fail (printf "podCidr is empty, and the backend %s needs IPv4: give podCidr, or choose vxlan or host-gw" $f.backend) -}}

@@ -244,7 +244,7 @@ impl fmt::Display for CommandLine {
 pub fn shown(settings: &Value) -> Value {
     let mut shown = settings.clone();
     for (name, value) in shown.as_object_mut().into_iter().flatten() {
-        if name.eq_ignore_ascii_case("PSK") {
+        if ["PSK", "AccessKeySecret"].iter().any(|secret| name.eq_ignore_ascii_case(secret)) {
             *value = "***".into();
         } else if let Some(text) =
             value.as_str().filter(|_| name.to_lowercase().ends_with("command"))

@@ -96,7 +96,7 @@ fn refusal(lab: &Lab, backend: &str, arguments: &[&str]) -> String {
 #[test]
 fn unbuilt_backend_refuses_in_one_line() {
     let lab = Lab::two_hosts();
-    for kind in ["aws-vpc", "gce", "ali-vpc", "tencent-vpc"] {
+    for kind in ["aws-tgw", "tailscale"] {
         let said = refusal(&lab, &format!(r#"{{"Type":"{kind}"}}"#), &[]);
         let lines: Vec<_> = said.lines().filter(|line| line.starts_with('E')).collect();
         assert!(lines.len() == 1 && lines[0].contains(kind), "{said}");

@@ -366,7 +366,8 @@ fn is_flannels(link: &Link) -> bool {
 pub(super) fn stale_devices(facts: &Facts) -> Checked {
     let host = facts.host()?;
     let kind = facts.backend().ok_or("no weftd says its backend")?;
-    if kind.carried_by() == CarriedBy::Others && kind != BackendKind::Ipsec {
+    let is_known = kind == BackendKind::Ipsec || kind.is_cloud();
+    if kind.carried_by() == CarriedBy::Others && !is_known {
         return skipped("its commands may have made any device");
     }
     if !facts.others.is_empty() {

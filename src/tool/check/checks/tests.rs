@@ -15,7 +15,7 @@ use super::super::facts::{
 use super::super::finding::{Finding, Judgement as Judged};
 use super::super::firewall::iptables::parse as parse_iptables;
 use super::CHECKS;
-use crate::backend_kind::BackendKind;
+use crate::backend_kind::BackendKind::{self, AliVpc, AwsVpc, Gce, TencentVpc};
 use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
 use crate::host::listing::Listing;
@@ -50,6 +50,7 @@ fn status(kind: BackendKind) -> Status {
         }
         BackendKind::Ipsec => (None, None, 1423),
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => (None, None, 1500),
+        AwsVpc | Gce | AliVpc | TencentVpc => (None, None, 1500),
     };
     let counts = Direction { packets_received: 1000, ..Direction::default() };
     Status {
@@ -151,7 +152,6 @@ fn own_route(table: u32, route: Route, interface_index: u32) -> OwnRoute {
     OwnRoute { table, route, path: Some(path) }
 }
 
-/// A host that is well, beside a daemon.
 fn well(kind: BackendKind) -> Facts {
     let mut links = vec![link(1, "lo", 65536), link(2, "eth0", 1500)];
     let mut routes =
@@ -168,6 +168,7 @@ fn well(kind: BackendKind) -> Facts {
         BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => {
             (None, "10.5.2.0/24", Some("192.0.2.2"), 1500)
         }
+        AwsVpc | Gce | AliVpc | TencentVpc => (None, "192.0.2.0/24", None, 1500),
     };
     if kind == BackendKind::Udp {
         routes.push(route("10.5.0.0/16", 3, None));

@@ -1,0 +1,355 @@
+//! The backends of clouds: the cloud's network carries the packets, by one route for each node,
+//! which leads to its instance. weftd makes the own one before anything goes by it, and looks after
+//! it from then on. What a provider's API is like is in the file of each.
+
+#[cfg(feature = "ali-vpc")]
+mod ali;
+#[cfg(feature = "aws-vpc")]
+mod aws;
+#[cfg(feature = "aws-vpc")]
+mod aws_answers;
+#[cfg(feature = "aws-vpc")]
+mod aws_credentials;
+#[cfg(feature = "aws-vpc")]
+mod aws_metadata;
+pub mod error;
+#[cfg(feature = "gce")]
+mod gce;
+#[cfg(feature = "gce")]
+mod gce_credentials;
+mod http;
+mod plan;
+mod provider;
+mod sign;
+#[cfg(feature = "tencent-vpc")]
+mod tencent;
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{info, warn};
+
+use crate::backend::error::{StartError, StartResult};
+use crate::backend::family::CarriedFamily;
+use crate::backend::kernel::{CloudRoute, KernelBackend, Means};
+use crate::backend::setup::Setup;
+use crate::backend::status::PlaneState;
+use crate::backend_kind::BackendKind;
+use crate::config::network::{AccessKey, CloudBackendConfig, KeySecret};
+use crate::control::backoff::{Backoff, jittered};
+use crate::control::changes::next_change;
+use crate::control::lease::Peers;
+use crate::control::status::ControlStatus;
+use crate::failure::LogOnce;
+use crate::route::Prefix;
+
+use self::error::CloudError;
+use self::http::{Http, variable};
+use self::plan::{Change, Own, Table, changes};
+use self::provider::{Found, Result};
+
+/// By so much of it the period differs, so that nodes which start together do not ask together.
+const PERIOD_SPREAD: f64 = 0.2;
+/// The first wait after a failure: as long as an API takes to show what was just changed. Waits
+/// double up to the period, so that a failure that lasts makes no more requests than success.
+const RETRY_MIN: Duration = Duration::from_secs(2);
+/// Routes that one round deletes: AWS grants an account some five changes in a second, and every
+/// node sees the same black holes.
+const DELETIONS_MAX: usize = 10;
+
+/// What a cloud's backend starts with.
+pub(super) struct CloudReserved {
+    kind: BackendKind,
+    provider: Provider,
+    previous_subnet: Option<Prefix>,
+}
+
+impl std::fmt::Debug for CloudReserved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.kind)
+    }
+}
+
+/// Finds out what can be known without the cloud: whether this weftd knows it, and whether there is
+/// a key, where that can't come later.
+pub(super) fn prepare(
+    kind: BackendKind,
+    settings: &CloudBackendConfig,
+    previous_subnet: Option<Prefix>,
+) -> StartResult<CloudReserved> {
+    let provider = provider(kind, settings).map_err(StartError::Cloud)?;
+    info!("{kind}: this weftd was never tried in a real cloud of this kind, see docs/backends.md");
+    Ok(CloudReserved { kind, provider, previous_subnet })
+}
+
+/// A cloud's API.
+enum Provider {
+    #[cfg(feature = "ali-vpc")]
+    Ali(ali::Ali),
+    #[cfg(feature = "aws-vpc")]
+    Aws(aws::Aws),
+    #[cfg(feature = "gce")]
+    Gce(gce::Gce),
+    #[cfg(feature = "tencent-vpc")]
+    Tencent(tencent::Tencent),
+}
+
+impl Provider {
+    /// Looks anew each time: an instance may be moved, an interface replaced, credentials expire.
+    async fn look(&mut self, http: &Http, own: &Own) -> Result<Found> {
+        match *self {
+            #[cfg(feature = "ali-vpc")]
+            Self::Ali(ref mut it) => it.look(http).await,
+            #[cfg(feature = "aws-vpc")]
+            Self::Aws(ref mut it) => it.look(http, own).await,
+            #[cfg(feature = "gce")]
+            Self::Gce(ref mut it) => it.look(http, own).await,
+            #[cfg(feature = "tencent-vpc")]
+            Self::Tencent(ref mut it) => it.look(http, own).await,
+        }
+    }
+
+    async fn apply(&self, http: &Http, own: &Own, table: &Table, change: &Change) -> Result {
+        match *self {
+            #[cfg(feature = "ali-vpc")]
+            Self::Ali(ref it) => it.apply(http, own, table, change).await,
+            #[cfg(feature = "aws-vpc")]
+            Self::Aws(ref it) => it.apply(http, own, table, change).await,
+            #[cfg(feature = "gce")]
+            Self::Gce(ref it) => it.apply(http, own, change).await,
+            #[cfg(feature = "tencent-vpc")]
+            Self::Tencent(ref it) => it.apply(http, own, table, change).await,
+        }
+    }
+}
+
+fn provider(kind: BackendKind, settings: &CloudBackendConfig) -> Result<Provider> {
+    match kind {
+        #[cfg(feature = "aws-vpc")]
+        BackendKind::AwsVpc => Ok(Provider::Aws(aws::Aws::new(settings.route_tables.clone()))),
+        #[cfg(feature = "gce")]
+        BackendKind::Gce => Ok(Provider::Gce(gce::Gce::new())),
+        #[cfg(feature = "ali-vpc")]
+        BackendKind::AliVpc => Ok(Provider::Ali(ali::Ali::new(access_key(kind, settings)?))),
+        #[cfg(feature = "tencent-vpc")]
+        BackendKind::TencentVpc => {
+            Ok(Provider::Tencent(tencent::Tencent::new(access_key(kind, settings)?)))
+        }
+        unbuilt => Err(CloudError::Unusable(format!(
+            "this weftd was built without the backend {unbuilt} (cargo feature {unbuilt})"
+        ))),
+    }
+}
+
+/// That of the configuration, else of the environment, by flannel's names.
+fn access_key(kind: BackendKind, settings: &CloudBackendConfig) -> Result<AccessKey> {
+    let given = settings.access_key.clone();
+    let of_environment = || {
+        let (id, secret) = variable("ACCESS_KEY_ID").zip(variable("ACCESS_KEY_SECRET"))?;
+        Some(AccessKey { id, secret: KeySecret::new(secret) })
+    };
+    given.or_else(of_environment).ok_or_else(|| {
+        CloudError::Unusable(format!(
+            "ACCESS_KEY_ID and ACCESS_KEY_SECRET must be provided: {kind} needs both in weftd's \
+             environment, or AccessKeyID and AccessKeySecret in the Backend of the network \
+             configuration"
+        ))
+    })
+}
+
+/// A running backend of a cloud.
+pub struct CloudBackend {
+    /// Follows the host and the peers, and leaves the kernel's tables empty.
+    pub(super) kernel: KernelBackend,
+    keeper: Keeper,
+}
+
+impl CloudBackend {
+    /// Makes the own route. As long as that fails the start waits, for no packet would reach the
+    /// pods; not if the last run had this subnet, whose route is there then.
+    pub(super) async fn start(setup: &Setup, reserved: CloudReserved) -> StartResult<Self> {
+        let CloudReserved { kind, provider, previous_subnet } = reserved;
+        let (Some(subnet), Some(network)) = (setup.subnets.v4(), setup.networks.v4()) else {
+            return Err(StartError::NoSubnet);
+        };
+        let Some(address) = Ipv4Addr::own(&setup.external) else {
+            return Err(StartError::NoUnderlay);
+        };
+        let is_kept = previous_subnet == Some(subnet);
+        let description = format!("{kind}: the route of the last run");
+        let route = CloudRoute { is_in_place: is_kept, wrong: None, description };
+        let mut keeper = Keeper {
+            kind,
+            provider,
+            own: Own { subnet, network, address },
+            route: watch::Sender::new(route),
+            told: LogOnce::default(),
+            was_in_place: false,
+            period: setup.cloud_period,
+        };
+        if !is_kept {
+            keeper.register(&setup.control).await;
+        }
+        let means = Means::Cloud { kind, route: keeper.route.subscribe() };
+        let kernel = KernelBackend::start(setup, means).await?;
+        Ok(Self { kernel, keeper })
+    }
+
+    /// Follows the leases and looks after the route, which stays when this is dropped.
+    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        let Self { kernel, keeper } = self;
+        let plane = kernel.reporter.view(Vec::new(), None).state;
+        let control = kernel.control();
+        tokio::select! {
+            never = kernel.run(leases.clone()) => never,
+            never = keeper.run(leases, plane, control) => never,
+        }
+    }
+}
+
+/// Looks after the own route.
+struct Keeper {
+    kind: BackendKind,
+    provider: Provider,
+    own: Own,
+    route: watch::Sender<CloudRoute>,
+    told: LogOnce,
+    /// Whether this run has seen the route in place.
+    was_in_place: bool,
+    period: Duration,
+}
+
+impl Keeper {
+    fn backoff(&self) -> Backoff {
+        Backoff::between((RETRY_MIN.min(self.period), self.period))
+    }
+
+    /// Tries until the own route is in place.
+    async fn register(&mut self, control: &ControlStatus) {
+        let mut backoff = self.backoff();
+        loop {
+            self.round(None).await;
+            let CloudRoute { is_in_place, wrong, .. } = self.route.borrow().clone();
+            if is_in_place {
+                return;
+            }
+            control.start_is_hindered(&wrong.unwrap_or_default());
+            sleep(backoff.next_wait()).await;
+        }
+    }
+
+    async fn run(
+        &mut self,
+        mut leases: watch::Receiver<Arc<Peers>>,
+        mut plane: watch::Receiver<PlaneState>,
+        control: Arc<ControlStatus>,
+    ) -> Infallible {
+        let mut backoff = self.backoff();
+        let (mut next_round, mut are_known) = (Instant::now(), false);
+        loop {
+            tokio::select! {
+                () = sleep_until(next_round) => {}
+                // The first listing; what is left of earlier leases can go.
+                () = next_change(&mut leases), if !are_known => are_known = true,
+                address = moved(&mut plane, self.own.address) => self.own.address = address,
+            }
+            // One that has leased something meanwhile is not in the cache.
+            let is_true = are_known && control.read().cached_as_of_unix.is_none();
+            let leased = is_true.then(|| {
+                leases.borrow_and_update().values().filter_map(Ipv4Addr::subnet).collect()
+            });
+            let pause = if self.round(leased.as_ref()).await {
+                backoff = self.backoff();
+                jittered(self.period, PERIOD_SPREAD, &mut fastrand::Rng::new())
+            } else {
+                backoff.next_wait()
+            };
+            next_round = Instant::now() + pause;
+        }
+    }
+
+    /// Looks, changes what is not right, and reports; whether all is well.
+    async fn round(&mut self, leased: Option<&BTreeSet<Prefix>>) -> bool {
+        let (is_in_place, description, trouble) = match self.look_and_apply(leased).await {
+            Ok((target, missing, trouble)) => {
+                let to = format!("{}: {} leads to {target}", self.kind, self.own.subnet);
+                (Some(missing.is_none()), Some(to), missing.or(trouble))
+            }
+            Err(error) => (None, None, Some(error)),
+        };
+        let wrong = trouble.map(|error| error.to_string());
+        match &wrong {
+            Some(text) => self.told.once(text, |text| warn!("{}: {text}; retrying", self.kind)),
+            None if self.told.forget() => info!("{}: all is well again", self.kind),
+            None => {}
+        }
+        let is_well = wrong.is_none();
+        self.route.send_if_modified(|route| {
+            let before = route.clone();
+            route.wrong = wrong;
+            route.is_in_place = is_in_place.unwrap_or(route.is_in_place);
+            route.description = description.unwrap_or_else(|| before.description.clone());
+            *route != before
+        });
+        is_well
+    }
+
+    /// Gives what the own route leads to, why it is not in place if it isn't, and what else went
+    /// wrong.
+    async fn look_and_apply(
+        &mut self,
+        leased: Option<&BTreeSet<Prefix>>,
+    ) -> Result<(String, Option<CloudError>, Option<CloudError>)> {
+        let (http, own) = (Http::new()?, self.own);
+        let Found { tables, target, mut trouble } = self.provider.look(&http, &own).await?;
+        let (mut missing, mut deleted) = (None, 0);
+        for table in &tables {
+            for change in changes(&table.entries, &own, leased) {
+                let is_deletion = matches!(change, Change::Delete(_));
+                deleted += usize::from(is_deletion);
+                if is_deletion && deleted > DELETIONS_MAX {
+                    continue;
+                }
+                let failed = self.provider.apply(&http, &own, table, &change).await.err();
+                match (&failed, is_deletion) {
+                    (None, _) => self.tell(table, &change, &target),
+                    (Some(_), true) => trouble = trouble.or(failed),
+                    (Some(_), false) => missing = missing.or(failed),
+                }
+            }
+        }
+        self.was_in_place |= missing.is_none();
+        Ok((target, missing, trouble))
+    }
+
+    fn tell(&self, table: &Table, change: &Change, target: &str) {
+        let (table, subnet) = (&table.id, self.own.subnet);
+        match change {
+            Change::Delete(entry) => {
+                info!("Removed route from table {table}: {}, which nobody has", entry.destination);
+            }
+            Change::Create | Change::Replace(_) if self.was_in_place => {
+                warn!("Route recovered in table {table}: {subnet} - {target}");
+            }
+            Change::Create | Change::Replace(_) => {
+                info!("Route added to table {table}: {subnet} - {target}");
+            }
+        }
+    }
+}
+
+/// The interface's address, once it is not `known` any more.
+async fn moved(plane: &mut watch::Receiver<PlaneState>, known: Ipv4Addr) -> Ipv4Addr {
+    loop {
+        let address = Ipv4Addr::own(&plane.borrow_and_update().external);
+        if let Some(address) = address.filter(|address| *address != known) {
+            return address;
+        }
+        next_change(plane).await;
+    }
+}

@@ -1,0 +1,50 @@
+//! What EC2 and STS answer, which is XML. Pure.
+
+use roxmltree::{Document, Node};
+
+use super::plan::{Entry, Leads, Table};
+
+/// Code and message of an error's answer.
+pub(super) fn refusal(text: &str) -> Option<(String, String)> {
+    let document = Document::parse(text).ok()?;
+    let error = document.descendants().find(|node| node.tag_name().name() == "Error")?;
+    Some((text_of(error, "Code"), text_of(error, "Message")))
+}
+
+/// The text of the child with this name, in whatever namespace; empty if there is none.
+pub(super) fn text_of(node: Node<'_, '_>, name: &str) -> String {
+    let mut children = node.children();
+    let found = children.find(|child| child.tag_name().name() == name);
+    found.and_then(|child| child.text()).unwrap_or_default().trim().to_owned()
+}
+
+/// The tables of an answer, with the routes to IPv4 prefixes; those to `interface` lead here.
+pub(super) fn tables(text: &str, interface: &str) -> Result<Vec<Table>, roxmltree::Error> {
+    let document = Document::parse(text)?;
+    let is = |node: &Node<'_, '_>, name: &str| node.tag_name().name() == name;
+    let sets = document.descendants().filter(|node| is(node, "routeTableSet"));
+    let items = sets.flat_map(|set| set.children().filter(|node| is(node, "item")));
+    let table = |item: Node<'_, '_>| {
+        let routes = item.children().filter(|node| is(node, "routeSet"));
+        let routes = routes.flat_map(|set| set.children().filter(|node| is(node, "item")));
+        let id = text_of(item, "routeTableId");
+        Table { id, entries: routes.filter_map(|route| entry(route, interface)).collect() }
+    };
+    Ok(items.map(table).collect())
+}
+
+fn entry(route: Node<'_, '_>, interface: &str) -> Option<Entry> {
+    let destination = text_of(route, "destinationCidrBlock").parse().ok()?;
+    let target = text_of(route, "networkInterfaceId");
+    let is_of_instance = !target.is_empty() || !text_of(route, "instanceId").is_empty();
+    let leads = match text_of(route, "state").as_str() {
+        "blackhole" if is_of_instance => Leads::Nowhere,
+        "active" if target == interface => Leads::Here,
+        _ => Leads::Elsewhere,
+    };
+    Some(Entry { destination, leads, id: target })
+}
+
+#[cfg(test)]
+#[path = "aws_answers_tests.rs"]
+mod tests;

@@ -1,0 +1,120 @@
+//! The `Backend` object's keys of the clouds, with flannel's names.
+
+use std::fmt;
+
+use serde_json::Value;
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+use super::json::{NetworkConfigError, member, wrong};
+
+/// The secret half of an access key. It is never shown.
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
+pub struct KeySecret(String);
+
+impl KeySecret {
+    /// From the text of one.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The text, to sign with.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for KeySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Names and proves who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessKey {
+    /// Its name.
+    pub id: String,
+    /// What it is proved with.
+    pub secret: KeySecret,
+}
+
+/// The keys of a cloud's backend.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CloudBackendConfig {
+    /// The route tables of aws-vpc; found if none is named.
+    pub route_tables: Vec<String>,
+    /// The access key of ali-vpc and tencent-vpc, which may be in the environment instead.
+    pub access_key: Option<AccessKey>,
+}
+
+impl CloudBackendConfig {
+    /// Reads aws-vpc's key from `BackendConfig::settings`.
+    pub fn parse_aws(settings: &Value) -> Result<Self, NetworkConfigError> {
+        let Some(given) = member(settings, "RouteTableID").filter(|it| !it.is_null()) else {
+            return Ok(Self::default());
+        };
+        let table = |value: &Value| value.as_str().filter(|id| !id.is_empty()).map(str::to_owned);
+        let tables: Option<Vec<_>> = match given.as_array() {
+            Some(all) => all.iter().map(table).collect(),
+            None => table(given).map(|table| vec![table]),
+        };
+        match tables.filter(|tables| !tables.is_empty()) {
+            Some(route_tables) => Ok(Self { route_tables, ..Self::default() }),
+            None => Err(wrong("Backend.RouteTableID", "a string or a list of strings", given)),
+        }
+    }
+
+    /// Reads the keys of ali-vpc and tencent-vpc. What is there is not repeated. Where one half is
+    /// missing, the environment's is taken, as by flannel.
+    pub fn parse_keyed(settings: &Value) -> Result<Self, NetworkConfigError> {
+        let text = |name: &str| match member(settings, name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
+            Some(_) => Err(NetworkConfigError::Invalid(format!(
+                "Backend.{name} in the network configuration must be a string"
+            ))),
+        };
+        let both = text("AccessKeyID")?.zip(text("AccessKeySecret")?);
+        let access_key = both.map(|(id, secret)| AccessKey { id, secret: KeySecret(secret) });
+        Ok(Self { access_key, ..Self::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn route_tables_are_a_string_or_a_list() {
+        let of = |value| CloudBackendConfig::parse_aws(&json!({ "routetableid": value }));
+        for (value, expected) in [
+            (json!(null), vec![]),
+            (json!("rtb-1"), vec!["rtb-1"]),
+            (json!(["rtb-1", "rtb-2"]), vec!["rtb-1", "rtb-2"]),
+        ] {
+            assert_eq!(of(value).unwrap().route_tables, expected);
+        }
+        for bad in [json!(""), json!([]), json!(["rtb-1", 7]), json!(7), json!({})] {
+            let error = of(bad).unwrap_err().to_string();
+            assert!(error.contains("Backend.RouteTableID"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_access_key_is_whole_or_not_there_and_its_secret_is_not_shown() {
+        let of = |value: &Value| CloudBackendConfig::parse_keyed(value);
+        let given = json!({"AccessKeyID": "AKID", "accesskeysecret": "s3cret"});
+        let config = of(&given).unwrap();
+        let key = config.access_key.clone().unwrap();
+        assert_eq!((key.id.as_str(), key.secret.text()), ("AKID", "s3cret"));
+        assert!(!format!("{config:?}").contains("s3cret"));
+        assert!(!super::super::shown(&given).to_string().contains("s3cret"), "in `weft lease`");
+        for half in [json!({"AccessKeyID": "AKID"}), json!({"AccessKeySecret": "s"}), json!({})] {
+            assert_eq!(of(&half).unwrap().access_key, None, "the environment's is not taken");
+        }
+        let error = of(&json!({"AccessKeySecret": ["s3cret"]})).unwrap_err().to_string();
+        assert!(error.contains("AccessKeySecret") && !error.contains("s3cret"), "{error}");
+    }
+}
