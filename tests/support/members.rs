@@ -298,19 +298,29 @@ impl Members {
 
     /// Sum of a counter of the members' metrics, over the lines that begin with `name`.
     pub(crate) fn counted(&self, name: &str) -> u64 {
+        let text = self.metrics();
+        let values = text.lines().filter(|line| line.starts_with(name));
+        values.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
+    }
+
+    /// The metrics of all members that run.
+    pub(crate) fn metrics(&self) -> String {
+        let runs = |member: &usize| self.processes.lock().unwrap()[*member].is_some();
         let of = |member| {
-            let text = self.namespace.enter(|| {
+            self.namespace.enter(|| {
                 let mut stream = TcpStream::connect((address(member), 2381)).unwrap();
                 stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
                 let mut text = String::new();
                 stream.read_to_string(&mut text).unwrap();
                 text
-            });
-            let values = text.lines().filter(|line| line.starts_with(name));
-            let numbers = values.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
-            numbers.sum::<u64>()
+            })
         };
-        (0..self.setup.count).map(of).sum()
+        (0..self.setup.count).filter(runs).map(of).collect()
+    }
+
+    /// How many members run.
+    pub(crate) fn running(&self) -> usize {
+        self.processes.lock().unwrap().iter().flatten().count()
     }
 
     /// Drops, or no longer, all that goes to and comes from the client port of these members. A
