@@ -1,9 +1,11 @@
-//! Where AWS's credentials are, in the order of its own tools: environment, files, web identity
-//! (EKS), container, instance. They are looked for in each round, for most are valid for hours.
+//! Where AWS's credentials are, in the order of the SDK that flannel has: environment, web identity
+//! (EKS), files, container, instance. They are looked for in each round, for most are valid for
+//! hours.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hyper::{Method, Request, Uri};
 use roxmltree::Document;
@@ -55,11 +57,11 @@ pub(super) async fn find(
     if let Some((id, secret)) = key {
         return Ok(Credentials::of(id, secret, variable("AWS_SESSION_TOKEN")));
     }
-    if let Some(found) = of_files().await? {
-        return Ok(found);
-    }
     if let Some(file) = variable("AWS_WEB_IDENTITY_TOKEN_FILE") {
         return of_web_identity(http, place, file).await;
+    }
+    if let Some(found) = of_files().await? {
+        return Ok(found);
     }
     if let Some(found) = of_container(http).await? {
         return Ok(found);
@@ -94,10 +96,23 @@ async fn of_files() -> Result<Option<Credentials>> {
     };
     let paths =
         [path("AWS_SHARED_CREDENTIALS_FILE", "credentials"), path("AWS_CONFIG_FILE", "config")];
-    let read = move || paths.map(|path| std::fs::read_to_string(path).unwrap_or_default());
-    let [credentials, config] = on_own_thread(read).await.unwrap_or_default();
+    let read = on_own_thread(move || paths.map(|path| text_of_file(&path))).await;
+    let [credentials, config] = read.map_err(|error| {
+        CloudError::Unusable(format!("no thread reads AWS's shared files: {error}"))
+    })?;
+    let (credentials, config) = (credentials?, config?);
     let named = variable("AWS_PROFILE");
     of_profile(&credentials, &config, named.as_deref())
+}
+
+/// Empty if there is no such file.
+fn text_of_file(path: &Path) -> Result<String> {
+    match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+        read => read.map_err(|error| {
+            CloudError::Unusable(format!("{} can't be read: {error}", path.display()))
+        }),
+    }
 }
 
 /// The keys of the profile that is `named`, else of the default one. Pure.
@@ -202,7 +217,8 @@ async fn of_container(http: &Http) -> Result<Option<Credentials>> {
         ));
     }
     let token = token.as_deref().map(|token| ("authorization", token));
-    let json = http.metadata(Method::GET, &url, token).await?;
+    let of = "the container's credentials";
+    let json = http.metadata_named(of, Method::GET, &url, token).await?;
     told("the container", json.as_deref()).map(Some)
 }
 
@@ -248,6 +264,14 @@ mod tests {
         }
         let config = "[profile p]\naws_access_key_id=A\naws_secret_access_key=s\n";
         assert_eq!(of_profile("", config, Some("p")).unwrap().unwrap().key.id, "A");
+    }
+
+    #[test]
+    fn a_file_that_can_not_be_read_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(text_of_file(&directory.path().join("absent")), Ok(String::new()));
+        let error = text_of_file(directory.path()).unwrap_err().to_string();
+        assert!(error.contains(&directory.path().display().to_string()), "{error}");
     }
 
     #[test]

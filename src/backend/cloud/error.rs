@@ -71,6 +71,26 @@ impl CloudError {
         }
     }
 
+    /// The metadata service's answer to `operation`, which is none of those that it has.
+    pub fn of_metadata(operation: &str, status: u16) -> Self {
+        Self::Refused {
+            operation: operation.to_owned(),
+            code: format!("HTTP {status}"),
+            cause: if is_throttling(status) { Cause::Throttled } else { Cause::Other },
+            permission: String::new(),
+            message: "the service is in trouble, or does not let weftd ask".to_owned(),
+        }
+    }
+
+    /// Whether another request would fare no better at present.
+    pub fn asks_for_a_pause(&self) -> bool {
+        match self {
+            Self::NoAnswer { .. } => true,
+            Self::Refused { cause, .. } => *cause == Cause::Throttled,
+            Self::Unusable(_) => false,
+        }
+    }
+
     /// The provider's code, if it refused.
     pub fn code(&self) -> Option<&str> {
         match self {
@@ -86,19 +106,29 @@ fn visible(text: &str) -> String {
     line.chars().filter(|it| !it.is_control()).take(SHOWN_CHARACTERS_MAX).collect()
 }
 
+fn is_throttling(status: u16) -> bool {
+    [429, 503].contains(&status)
+}
+
 /// What codes of any of the providers come down to.
 fn cause(status: u16, code: &str, message: &str) -> Cause {
     let has = |words: &[&str]| words.iter().any(|word| code.contains(word));
     let is_late = message.contains("Signature expired") || message.contains("Signature not yet");
     let clock =
         ["RequestExpired", "Skewed", "SignatureExpire", "IllegalTimestamp", "InvalidTimeStamp"];
+    // Tencent's; its RequestLimitExceeded is another.
+    let is_limit = code == "LimitExceeded" || code.starts_with("LimitExceeded.");
     if is_late || has(&clock) {
         Cause::Clock
-    } else if has(&["RouteLimitExceeded", "Quota", "quotaExceeded"]) {
+    } else if is_limit || has(&["RouteLimitExceeded", "Quota", "quotaExceeded", "QUOTA_EXCEEDED"]) {
         Cause::Quota
-    } else if has(&["RequestLimit", "Throttl", "rateLimitExceeded"]) || [429, 503].contains(&status)
+    } else if has(&["RequestLimit", "Throttl", "rateLimitExceeded", "RateLimitExceeded"])
+        || is_throttling(status)
     {
         Cause::Throttled
+    } else if code == "SignatureNonceUsed" {
+        // The next request has another nonce.
+        Cause::Other
     } else if has(&["UnauthorizedOperation", "AccessDenied", "Forbidden", "NoPermission"]) {
         Cause::Denied
     } else if has(&["AuthFailure", "InvalidClientTokenId", "Signature", "ExpiredToken"])
@@ -118,7 +148,12 @@ fn cause(status: u16, code: &str, message: &str) -> Cause {
 fn shown(cause: Cause, permission: &str, message: &str) -> String {
     match cause {
         Cause::Throttled => ": too many requests at present; weftd asks again later".to_owned(),
-        Cause::Denied => format!(": the credentials lack the permission {permission}"),
+        Cause::Denied if message.is_empty() => {
+            format!(": the credentials lack the permission {permission}")
+        }
+        Cause::Denied => {
+            format!(": the credentials lack the permission {permission}. The cloud says: {message}")
+        }
         Cause::Credentials => {
             ": the credentials are not valid: check key, token or role".to_owned()
         }
@@ -143,6 +178,11 @@ mod tests {
             (503, "RequestLimitExceeded", Cause::Throttled),
             (400, "Throttling.User", Cause::Throttled),
             (429, "", Cause::Throttled),
+            (403, "userRateLimitExceeded", Cause::Throttled),
+            (200, "RequestLimitExceeded", Cause::Throttled),
+            (400, "SignatureNonceUsed", Cause::Other),
+            (200, "LimitExceeded", Cause::Quota),
+            (200, "QUOTA_EXCEEDED", Cause::Quota),
             (503, "", Cause::Throttled),
             (403, "UnauthorizedOperation", Cause::Denied),
             (403, "Forbidden.RAM", Cause::Denied),
@@ -169,8 +209,10 @@ mod tests {
     #[test]
     fn a_refusal_is_one_line_with_the_permission_and_without_secrets() {
         let of = ("CreateRoute", "ec2:CreateRoute");
-        let denied = CloudError::refused(of, 403, "UnauthorizedOperation", "You\nare\nnot");
+        let words = "Encoded\nYou";
+        let denied = CloudError::refused(of, 403, "UnauthorizedOperation", words);
         let text = denied.to_string();
+        assert!(text.ends_with(words.lines().next().unwrap()), "a deny is not told: {text}");
         assert!(text.contains("ec2:CreateRoute") && !text.contains('\n'), "{text}");
         let echoed = "The Canonical String should have been x-amz-security-token:s3cret";
         let text = CloudError::refused(of, 403, "SignatureDoesNotMatch", echoed).to_string();

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::header::USER_AGENT;
 use hyper::http::request::Builder;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, StatusCode, Uri};
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, ResponseFuture};
@@ -31,8 +31,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// table of any provider 1,000 routes; room for several such tables.
 const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// An answer, whatever its status.
-#[derive(Debug)]
+/// An answer, whatever its status. It may have secrets, so it can't be shown.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
@@ -83,20 +82,28 @@ impl Http {
         url: &str,
         header: Option<(&str, &str)>,
     ) -> Result<Option<String>, CloudError> {
+        let path = url.split('/').skip(3).collect::<Vec<_>>().join("/");
+        self.metadata_named(&format!("the metadata service's {path}"), method, url, header).await
+    }
+
+    /// The same, called so in errors: the path of a container's credentials is a secret.
+    pub(super) async fn metadata_named(
+        &self,
+        operation: &str,
+        method: Method,
+        url: &str,
+        header: Option<(&str, &str)>,
+    ) -> Result<Option<String>, CloudError> {
+        let is_for_token = method == Method::PUT;
         let mut request = Request::builder().method(method).uri(url);
         if let Some((name, value)) = header {
             request = request.header(name, value);
         }
-        let path = url.split('/').skip(3).collect::<Vec<_>>().join("/");
-        let operation = format!("the metadata service's {path}");
-        let answer = self.send(&operation, request, String::new(), METADATA_TIMEOUT).await?;
+        let answer = self.send(operation, request, String::new(), METADATA_TIMEOUT).await?;
         match answer.status {
             StatusCode::OK => Ok(Some(answer.text())),
-            status if status.is_client_error() => Ok(None),
-            status => {
-                let of = (operation.as_str(), "");
-                Err(CloudError::refused(of, status.as_u16(), "", "the service is in trouble"))
-            }
+            status if is_absent(is_for_token, status) => Ok(None),
+            status => Err(CloudError::of_metadata(operation, status.as_u16())),
         }
     }
 
@@ -126,7 +133,7 @@ impl Http {
         let request = request.map_err(|error| {
             CloudError::Unusable(format!("{operation}: no request can be made of it: {error}"))
         })?;
-        let host = request.uri().authority().map_or_else(String::new, ToString::to_string);
+        let host = shown_host(request.uri());
         let no_answer = |why: String| CloudError::NoAnswer {
             operation: operation.to_owned(),
             host: host.clone(),
@@ -148,6 +155,22 @@ impl Http {
     }
 }
 
+/// Whether the metadata service has nothing there; where it gives no tokens, it says so in several
+/// ways.
+fn is_absent(is_for_token: bool, status: StatusCode) -> bool {
+    match status.as_u16() {
+        404 => true,
+        400 | 403 | 405 => is_for_token,
+        _ => false,
+    }
+}
+
+/// Host and port, without the name and password that an endpoint may be given with.
+fn shown_host(uri: &Uri) -> String {
+    let authority = uri.authority().map_or("", |it| it.as_str());
+    authority.rsplit('@').next().unwrap_or_default().to_owned()
+}
+
 /// What an environment variable says, if it says anything.
 pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
@@ -163,4 +186,26 @@ pub(super) fn endpoint(otherwise: &str) -> String {
 pub(super) fn metadata_base(otherwise: &str) -> String {
     let given = variable("WEFTD_CLOUD_METADATA").unwrap_or_else(|| otherwise.to_owned());
     given.trim_end_matches('/').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_of_an_endpoint_is_not_shown() {
+        let of = |url: &str| shown_host(&url.parse().unwrap());
+        assert_eq!(of("https://user:s3cret@ec2.example.org:8443/"), "ec2.example.org:8443");
+        assert_eq!(of("http://[fd00::1]:80/x"), "[fd00::1]:80");
+    }
+
+    #[test]
+    fn only_what_is_not_there_is_absent() {
+        for status in [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::BAD_REQUEST] {
+            assert!(!is_absent(false, status), "{status}: something else is wrong");
+        }
+        assert!(is_absent(false, StatusCode::NOT_FOUND));
+        assert!(is_absent(true, StatusCode::FORBIDDEN), "version 1 is not asked");
+        assert!(!is_absent(true, StatusCode::SERVICE_UNAVAILABLE));
+    }
 }
