@@ -24,14 +24,13 @@ mod sign;
 #[cfg(feature = "tencent-vpc")]
 mod tencent;
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::backend::error::{StartError, StartResult};
@@ -43,6 +42,7 @@ use crate::backend_kind::BackendKind;
 use crate::config::network::{AccessKey, CloudBackendConfig, KeySecret};
 use crate::control::backoff::{Backoff, jittered};
 use crate::control::changes::next_change;
+use crate::control::clock::unix_seconds;
 use crate::control::lease::Peers;
 use crate::control::status::ControlStatus;
 use crate::failure::LogOnce;
@@ -50,7 +50,7 @@ use crate::route::Prefix;
 
 use self::error::CloudError;
 use self::http::{Http, variable};
-use self::plan::{Change, Own, Table, changes};
+use self::plan::{Change, Leases, Own, Table, changes};
 use self::provider::{Found, Result};
 
 /// By so much of it the period differs, so that nodes which start together do not ask together.
@@ -61,6 +61,12 @@ const RETRY_MIN: Duration = Duration::from_secs(2);
 /// Routes that one round deletes: AWS grants an account some five changes in a second, and every
 /// node sees the same black holes.
 const DELETIONS_MAX: usize = 10;
+
+/// How long a start waits for its route: nobody renews its lease meanwhile. flannel's renew margin
+/// is an hour before the lease ends, so four such waits fit in; after each the lease is taken anew.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
+type PeersReceiver = watch::Receiver<Arc<Peers>>;
 
 /// What a cloud's backend starts with.
 pub(super) struct CloudReserved {
@@ -171,7 +177,8 @@ pub struct CloudBackend {
 
 impl CloudBackend {
     /// Makes the own route. As long as that fails the start waits, for no packet would reach the
-    /// pods; not if the last run had this subnet, whose route is there then.
+    /// pods. If the last run had this subnet, its route is taken to be there unless the cloud says
+    /// that it isn't.
     pub(super) async fn start(setup: &Setup, reserved: CloudReserved) -> StartResult<Self> {
         let CloudReserved { kind, provider, previous_subnet } = reserved;
         let (Some(subnet), Some(network)) = (setup.subnets.v4(), setup.networks.v4()) else {
@@ -192,16 +199,14 @@ impl CloudBackend {
             was_in_place: false,
             period: setup.cloud_period,
         };
-        if !is_kept {
-            keeper.register(&setup.control).await;
-        }
+        keeper.register_in_time(&setup.control).await?;
         let means = Means::Cloud { kind, route: keeper.route.subscribe() };
         let kernel = KernelBackend::start(setup, means).await?;
         Ok(Self { kernel, keeper })
     }
 
     /// Follows the leases and looks after the route, which stays when this is dropped.
-    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+    pub async fn run(&mut self, leases: PeersReceiver) -> Infallible {
         let Self { kernel, keeper } = self;
         let plane = kernel.reporter.view(Vec::new(), None).state;
         let control = kernel.control();
@@ -229,13 +234,29 @@ impl Keeper {
         Backoff::between((RETRY_MIN.min(self.period), self.period))
     }
 
+    /// Gives up in time for a new lease.
+    async fn register_in_time(&mut self, control: &ControlStatus) -> StartResult {
+        let in_time = timeout(REGISTER_TIMEOUT, self.register(control)).await;
+        in_time.map_err(|_elapsed| {
+            let wrong = self.route.borrow().wrong.clone().unwrap_or_default();
+            StartError::Cloud(CloudError::Unusable(format!(
+                "the route to {} is not there after {} min, so that the lease has to be taken \
+                 anew: {wrong}",
+                self.own.subnet,
+                REGISTER_TIMEOUT.as_secs() / 60
+            )))
+        })
+    }
+
     /// Tries until the own route is in place.
     async fn register(&mut self, control: &ControlStatus) {
         let mut backoff = self.backoff();
         loop {
-            self.round(None).await;
+            self.round(None, control).await;
             let CloudRoute { is_in_place, wrong, .. } = self.route.borrow().clone();
-            if is_in_place {
+            // With a lease from the cache the store is not there. It is asked again only after the
+            // start, and nothing is lost by that: pods have run with this subnet.
+            if is_in_place || control.read().cached_as_of_unix.is_some() {
                 return;
             }
             control.start_is_hindered(&wrong.unwrap_or_default());
@@ -245,7 +266,7 @@ impl Keeper {
 
     async fn run(
         &mut self,
-        mut leases: watch::Receiver<Arc<Peers>>,
+        mut leases: PeersReceiver,
         mut plane: watch::Receiver<PlaneState>,
         control: Arc<ControlStatus>,
     ) -> Infallible {
@@ -255,15 +276,14 @@ impl Keeper {
             tokio::select! {
                 () = sleep_until(next_round) => {}
                 // The first listing; what is left of earlier leases can go.
-                () = next_change(&mut leases), if !are_known => are_known = true,
+                () = next_change(&mut leases), if !are_known => {
+                    are_known = true;
+                }
                 address = moved(&mut plane, self.own.address) => self.own.address = address,
             }
             // One that has leased something meanwhile is not in the cache.
             let is_true = are_known && control.read().cached_as_of_unix.is_none();
-            let leased = is_true.then(|| {
-                leases.borrow_and_update().values().filter_map(Ipv4Addr::subnet).collect()
-            });
-            let pause = if self.round(leased.as_ref()).await {
+            let pause = if self.round(is_true.then_some(&leases), &control).await {
                 backoff = self.backoff();
                 jittered(self.period, PERIOD_SPREAD, &mut fastrand::Rng::new())
             } else {
@@ -274,8 +294,8 @@ impl Keeper {
     }
 
     /// Looks, changes what is not right, and reports; whether all is well.
-    async fn round(&mut self, leased: Option<&BTreeSet<Prefix>>) -> bool {
-        let (is_in_place, description, trouble) = match self.look_and_apply(leased).await {
+    async fn round(&mut self, leases: Option<&PeersReceiver>, control: &ControlStatus) -> bool {
+        let (is_in_place, description, trouble) = match self.look_and_apply(leases, control).await {
             Ok((target, missing, trouble)) => {
                 let to = format!("{}: {} leads to {target}", self.kind, self.own.subnet);
                 (Some(missing.is_none()), Some(to), missing.or(trouble))
@@ -303,24 +323,40 @@ impl Keeper {
     /// wrong.
     async fn look_and_apply(
         &mut self,
-        leased: Option<&BTreeSet<Prefix>>,
+        leases: Option<&PeersReceiver>,
+        control: &ControlStatus,
     ) -> Result<(String, Option<CloudError>, Option<CloudError>)> {
         let (http, own) = (Http::new()?, self.own);
         let Found { tables, target, mut trouble } = self.provider.look(&http, &own).await?;
-        let (mut missing, mut deleted) = (None, 0);
+        let leased = leases.map(|all| all.borrow().values().filter_map(Ipv4Addr::subnet).collect());
+        let known = Leases { leased: leased.as_ref(), is_own_confirmed: is_confirmed(control) };
+        let (mut all, mut missing) = (Vec::new(), None);
         for table in &tables {
-            for change in changes(&table.entries, &own, leased) {
-                let is_deletion = matches!(change, Change::Delete(_));
-                deleted += usize::from(is_deletion);
-                if is_deletion && deleted > DELETIONS_MAX {
-                    continue;
-                }
-                let failed = self.provider.apply(&http, &own, table, &change).await.err();
-                match (&failed, is_deletion) {
-                    (None, _) => self.tell(table, &change, &target),
-                    (Some(_), true) => trouble = trouble.or(failed),
-                    (Some(_), false) => missing = missing.or(failed),
-                }
+            let (changes, hindrance) = changes(&table.entries, &own, known);
+            let hindrance = hindrance.map(|it| it.told(&table.id, own.subnet));
+            missing = missing.or_else(|| hindrance.map(CloudError::Unusable));
+            all.extend(changes.into_iter().map(|change| (table, change)));
+        }
+        let (mut all, mut deleted) = (all.into_iter(), 0);
+        while let Some((table, change)) = all.next() {
+            let is_deletion = matches!(change, Change::Delete(_));
+            deleted += usize::from(is_deletion);
+            if is_deletion && deleted > DELETIONS_MAX || is_leased_now(leases, &change) {
+                continue;
+            }
+            let Err(error) = self.provider.apply(&http, &own, table, &change).await else {
+                self.tell(table, &change, &target);
+                continue;
+            };
+            let is_end = error.asks_for_a_pause();
+            let is_own_left = |(_, left): (_, Change)| !matches!(left, Change::Delete(_));
+            if !is_deletion || is_end && all.any(is_own_left) {
+                missing = missing.or(Some(error));
+            } else {
+                trouble = trouble.or(Some(error));
+            }
+            if is_end {
+                break;
             }
         }
         self.was_in_place |= missing.is_none();
@@ -341,6 +377,23 @@ impl Keeper {
             }
         }
     }
+}
+
+/// Whether the store says that this node has its lease still: another may have it else, and the
+/// route leads to that one.
+fn is_confirmed(control: &ControlStatus) -> bool {
+    let state = control.read();
+    let is_valid = state.store.lease_expires_unix.is_none_or(|end| end > unix_seconds());
+    state.cached_as_of_unix.is_none() && is_valid
+}
+
+/// Whether a node has leased since the look what `change` would cut it off from.
+fn is_leased_now(leases: Option<&PeersReceiver>, change: &Change) -> bool {
+    let Change::Delete(entry) = change else { return false };
+    leases.is_some_and(|all| {
+        let all = all.borrow();
+        all.values().filter_map(Ipv4Addr::subnet).any(|it| it.overlaps(entry.destination))
+    })
 }
 
 /// The interface's address, once it is not `known` any more.

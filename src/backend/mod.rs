@@ -3,7 +3,12 @@
 mod closure;
 #[cfg_attr(
     not(all(feature = "aws-vpc", feature = "gce", feature = "ali-vpc", feature = "tencent-vpc")),
-    allow(dead_code, unused_imports, reason = "what the clouds that are built do not need")
+    allow(
+        dead_code,
+        unused_imports,
+        unused_variables,
+        reason = "what the clouds that are built do not need"
+    )
 )]
 pub mod cloud;
 pub mod error;

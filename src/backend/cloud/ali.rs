@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::error::CloudError;
 use super::http::{Http, endpoint, metadata_base};
 use super::plan::{Change, Entry, Leads, Own, Table};
-use super::provider::{Found, Result, list, text};
+use super::provider::{Found, Result, list, part_of_host, text};
 use super::sign::{query, rpc_signature};
 use crate::backend_kind::BackendKind;
 use crate::config::network::AccessKey;
@@ -45,7 +45,7 @@ impl Ali {
             let url = format!("{base}/latest/meta-data/{path}");
             http.own(BackendKind::AliVpc, &url, token).await
         };
-        self.region = read("region-id").await?;
+        self.region = part_of_host("region", read("region-id").await?, &['-'])?;
         self.instance = read("instance-id").await?;
         let (vpc, switch) = (read("vpc-id").await?, read("vswitch-id").await?);
         let asked = [("VpcId", vpc), ("PageSize", PAGE.to_owned())];
@@ -61,11 +61,13 @@ impl Ali {
             entries.extend(routes.iter().filter_map(|route| entry(route, &self.instance)));
             next = text(&serde_json::from_str(&answer).unwrap_or_default(), "/NextToken");
             if next.is_empty() {
-                break;
+                let tables = vec![Table { id, entries }];
+                return Ok(Found { tables, target: self.instance.clone(), trouble: None });
             }
         }
-        let tables = vec![Table { id, entries }];
-        Ok(Found { tables, target: self.instance.clone(), trouble: None })
+        Err(CloudError::Unusable(format!(
+            "DescribeRouteEntryList: after {PAGES_MAX} pages there are more routes"
+        )))
     }
 
     /// Changes `table`, as the last look found it.
@@ -148,11 +150,18 @@ fn table_of(answer: &str, switch: &str) -> Result<String> {
     })
 }
 
-/// One that users have made; others are the VPC's own.
+/// One to an instance or interface that users have made is weftd's to change.
 fn entry(route: &Value, instance: &str) -> Option<Entry> {
+    let hops = route.pointer("/NextHops/NextHop").and_then(Value::as_array);
     let hop = text(route, "/NextHops/NextHop/0/NextHopId");
-    let is_here = route["Type"] == "Custom" && hop == instance;
-    let leads = if is_here { Leads::Here } else { Leads::Elsewhere };
+    let kind = text(route, "/NextHops/NextHop/0/NextHopType");
+    let is_single = hops.is_some_and(|hops| hops.len() == 1);
+    let is_of_instance = ["Instance", "NetworkInterface"].contains(&kind.as_str());
+    let leads = match route["Type"] == "Custom" && is_single && is_of_instance {
+        false => Leads::Fixed,
+        true if hop == instance => Leads::Here,
+        true => Leads::Elsewhere,
+    };
     Some(Entry { destination: text(route, "/DestinationCidrBlock").parse().ok()?, leads, id: hop })
 }
 
@@ -178,18 +187,26 @@ mod tests {
     }
 
     #[test]
-    fn routes_lead_here_or_elsewhere() {
-        let route = |to: &str, kind: &str, hop: &str| {
+    fn routes_lead_here_or_elsewhere_or_are_fixed() {
+        let route = |to: &str, kind: &str, hops: &[(&str, &str)]| {
+            let hops = hops.iter().map(|(kind, id)| json!({"NextHopId": id, "NextHopType": kind}));
             let route = json!({
                 "DestinationCidrBlock": to, "Type": kind, "Status": "Available",
                 "RouteEntryId": "rte-1",
-                "NextHops": { "NextHop": [{ "NextHopId": hop, "NextHopType": "Instance" }] },
+                "NextHops": { "NextHop": hops.collect::<Vec<_>>() },
             });
             entry(&route, "i-1").map(|entry| entry.leads)
         };
-        assert_eq!(route("10.5.3.0/24", "Custom", "i-1"), Some(Leads::Here));
-        assert_eq!(route("10.5.3.0/24", "Custom", "i-2"), Some(Leads::Elsewhere));
-        assert_eq!(route("10.5.3.0/24", "System", "i-1"), Some(Leads::Elsewhere));
-        assert_eq!(route("fd00::/64", "Custom", "i-1"), None);
+        let [here, other] = ["i-1", "i-2"].map(|id| ("Instance", id));
+        assert_eq!(route("10.5.3.0/24", "Custom", &[here]), Some(Leads::Here));
+        assert_eq!(route("10.5.3.0/24", "Custom", &[other]), Some(Leads::Elsewhere));
+        assert_eq!(route("10.5.3.0/24", "System", &[here]), Some(Leads::Fixed));
+        assert_eq!(route("10.5.3.0/24", "Custom", &[("VpcPeer", "pcc")]), Some(Leads::Fixed));
+        assert_eq!(
+            route("10.5.3.0/24", "Custom", &[here, other]),
+            Some(Leads::Fixed),
+            "half of it"
+        );
+        assert_eq!(route("fd00::/64", "Custom", &[here]), None);
     }
 }

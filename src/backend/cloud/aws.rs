@@ -13,7 +13,7 @@ use super::aws_metadata::{Metadata, endpoint_of};
 use super::error::CloudError;
 use super::http::Http;
 use super::plan::{Change, Own, Table};
-use super::provider::{Found, Result};
+use super::provider::{Found, Result, part_of_host};
 use super::sign::{Scheme, authorization, query};
 
 /// The version of the API whose answers are understood here.
@@ -45,8 +45,10 @@ impl Aws {
     pub(super) async fn look(&mut self, http: &Http, own: &Own) -> Result<Found> {
         let metadata = Metadata::open(http).await?;
         let region = metadata.read("placement/region").await?;
+        let region = part_of_host("region", region, &['-'])?;
         let domain = metadata.find("services/domain").await?;
         let domain = domain.unwrap_or_else(|| "amazonaws.com".to_owned());
+        let domain = part_of_host("domain", domain, &['-', '.'])?;
         let directory = metadata.interface_with(own.address).await?;
         let interface = metadata.read(&format!("{directory}/interface-id")).await?;
         let subnet = metadata.read(&format!("{directory}/subnet-id")).await?;
@@ -55,6 +57,9 @@ impl Aws {
         let endpoint = endpoint_of("EC2", &format!("https://ec2.{region}.{domain}"));
         let session = Session { region, endpoint, credentials, interface };
         let trouble = self.forward_packets(http, &session).await.err();
+        if let Some(error) = trouble.as_ref().filter(|error| error.asks_for_a_pause()) {
+            return Err(error.clone());
+        }
         let tables = self.tables_of(http, &session, &subnet, &vpc).await;
         let target = session.interface.clone();
         self.session = Some(session);

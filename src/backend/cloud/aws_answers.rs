@@ -37,8 +37,12 @@ fn entry(route: Node<'_, '_>, interface: &str) -> Option<Entry> {
     let destination = text_of(route, "destinationCidrBlock").parse().ok()?;
     let target = text_of(route, "networkInterfaceId");
     let is_of_instance = !target.is_empty() || !text_of(route, "instanceId").is_empty();
+    // The VPC's own route may lead to an interface, and is the VPC's still.
+    let is_made = !["CreateRouteTable", "EnableVgwRoutePropagation"]
+        .contains(&text_of(route, "origin").as_str());
     let leads = match text_of(route, "state").as_str() {
-        "blackhole" if is_of_instance => Leads::Nowhere,
+        _ if !is_of_instance || !is_made => Leads::Fixed,
+        "blackhole" => Leads::Nowhere,
         "active" if target == interface => Leads::Here,
         _ => Leads::Elsewhere,
     };

@@ -18,6 +18,9 @@ const ANSWER: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
           <networkInterfaceId>eni-3</networkInterfaceId><state>blackhole</state></item>
         <item><destinationCidrBlock>10.5.6.0/24</destinationCidrBlock>
           <vpcPeeringConnectionId>pcx-1</vpcPeeringConnectionId><state>blackhole</state></item>
+        <item><destinationCidrBlock>10.5.7.0/24</destinationCidrBlock>
+          <networkInterfaceId>eni-1</networkInterfaceId><origin>CreateRouteTable</origin>
+          <state>active</state></item>
         <item><destinationIpv6CidrBlock>::/0</destinationIpv6CidrBlock>
           <gatewayId>igw-1</gatewayId><state>active</state></item>
       </routeSet>
@@ -28,19 +31,21 @@ const ANSWER: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
 </DescribeRouteTablesResponse>"#;
 
 #[test]
-fn routes_lead_here_nowhere_or_elsewhere() {
+fn routes_lead_here_nowhere_elsewhere_or_are_fixed() {
     let found = tables(ANSWER, "eni-1").unwrap();
     let ids: Vec<_> = found.iter().map(|table| table.id.as_str()).collect();
     assert_eq!(ids, ["rtb-1", "rtb-2"]);
     let leads: Vec<_> =
         found[0].entries.iter().map(|it| (it.destination.to_string(), it.leads)).collect();
     let expected = [
-        ("172.31.0.0/16", Leads::Elsewhere),
+        ("172.31.0.0/16", Leads::Fixed),
         ("10.5.3.0/24", Leads::Here),
         ("10.5.4.0/24", Leads::Elsewhere),
         ("10.5.5.0/24", Leads::Nowhere),
         // A peering's, which is none of weftd's.
-        ("10.5.6.0/24", Leads::Elsewhere),
+        ("10.5.6.0/24", Leads::Fixed),
+        // The VPC's own, which somebody has led to the interface.
+        ("10.5.7.0/24", Leads::Fixed),
     ];
     assert_eq!(leads, expected.map(|(text, leads)| (text.to_owned(), leads)));
     assert!(tables("<html>", "eni-1").is_err(), "half an answer is an empty table");

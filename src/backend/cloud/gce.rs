@@ -6,7 +6,7 @@ use std::time::Duration;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::error::CloudError;
 use super::gce_credentials::token;
@@ -21,9 +21,10 @@ use crate::route::Prefix;
 const METADATA_HOST: &str = "169.254.169.254";
 /// flannel's priority, which is Google's default.
 const PRIORITY: u32 = 1000;
-/// Between two looks whether an operation is done, and how many there are: flannel's.
+/// Between two looks whether an operation is done: flannel's.
 const OPERATION_PAUSE: Duration = Duration::from_secs(1);
-const OPERATION_LOOKS_MAX: usize = 100;
+/// For how long weftd looks: flannel's 100 times.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// One round's way to the API.
 struct Session {
@@ -127,7 +128,11 @@ impl Session {
             )));
         }
         let is_here = hop.ends_with(&self.instance) && range == own.subnet.to_string();
-        let leads = if is_here { Leads::Here } else { Leads::Elsewhere };
+        let leads = match hop.is_empty() {
+            true => Leads::Fixed,
+            false if is_here => Leads::Here,
+            false => Leads::Elsewhere,
+        };
         Ok(Entry { destination: own.subnet, leads, id: name })
     }
 
@@ -144,8 +149,20 @@ impl Session {
         let Some(answer) = self.ask(http, method, path, body, operation).await? else {
             return Ok(());
         };
-        let mut now: Value = serde_json::from_str(&answer).unwrap_or_default();
-        for _ in 0..OPERATION_LOOKS_MAX {
+        match timeout(OPERATION_TIMEOUT, self.finish(http, &answer, operation)).await {
+            Ok(finished) => finished,
+            Err(_elapsed) => {
+                let text = format!("{operation}: still not done; weftd looks again");
+                Err(CloudError::Unusable(text))
+            }
+        }
+    }
+
+    /// Waits for the operation of this answer, for as long as it takes.
+    async fn finish(&self, http: &Http, answer: &str, operation: &str) -> Result {
+        let mut now: Value = serde_json::from_str(answer).unwrap_or_default();
+        let name = text(&now, "/name");
+        loop {
             if let Some(error) = now.pointer("/error/errors/0") {
                 let of = (operation, permission(operation));
                 let [code, message] = ["/code", "/message"].map(|name| text(error, name));
@@ -154,12 +171,15 @@ impl Session {
             if now["status"] == "DONE" {
                 return Ok(());
             }
+            if name.is_empty() {
+                let text = format!("{operation}: the answer names no operation");
+                return Err(CloudError::Unusable(text));
+            }
             sleep(OPERATION_PAUSE).await;
-            let path = format!("/global/operations/{}", text(&now, "/name"));
+            let path = format!("/global/operations/{name}");
             let asked = self.ask(http, Method::GET, &path, None, "globalOperations.get").await?;
             now = serde_json::from_str(&asked.unwrap_or_default()).unwrap_or_default();
         }
-        Err(CloudError::Unusable(format!("{operation}: still not done; weftd looks again")))
     }
 
     /// `None` if it is not there.
@@ -253,6 +273,12 @@ mod tests {
         assert_eq!(of("n", "i", "10.5.3.0/24"), Ok(Leads::Here));
         assert_eq!(of("n", "j", "10.5.3.0/24"), Ok(Leads::Elsewhere));
         assert_eq!(of("n", "i", "10.5.3.0/25"), Ok(Leads::Elsewhere));
+        let peering = json!({
+            "name": "flannel-10-5-3-0-24", "destRange": "10.5.3.0/24",
+            "network": "projects/p/global/networks/n", "nextHopPeering": "p1",
+        });
+        let entry = session.entry(&peering.to_string(), &own()).unwrap();
+        assert_eq!(entry.leads, Leads::Fixed, "an operator's route is replaced");
         let error = of("m", "j", "10.5.3.0/24").unwrap_err().to_string();
         assert!(error.contains("flannel-10-5-3-0-24"), "another network's is deleted: {error}");
     }

@@ -23,8 +23,11 @@ pub(super) enum Leads {
     Here,
     /// To an instance or interface that is gone or stopped: a black hole.
     Nowhere,
-    /// To something else.
+    /// To another instance or interface.
     Elsewhere,
+    /// To where weftd changes nothing: it is the cloud's own route, or an operator's to a gateway
+    /// or another network.
+    Fixed,
 }
 
 /// A route as the provider tells it.
@@ -58,30 +61,75 @@ pub(super) enum Change {
     Create,
 }
 
-/// What makes `entries` right. Deletions come first, for a table may be full. Besides the own route
-/// only routes go that lead to subnets of the overlay which nobody has `leased`: those of this
-/// instance, left from an earlier lease, and black holes. As long as it is unknown who has leased
-/// what, none.
+/// What is known of the leases.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Leases<'a> {
+    /// The others' subnets, once all of them are known.
+    pub(super) leased: Option<&'a BTreeSet<Prefix>>,
+    /// Whether the store says that the own subnet is this node's still.
+    pub(super) is_own_confirmed: bool,
+}
+
+/// Why the own route can't be put right at present.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hindrance {
+    /// A route is in the way that weftd never replaces.
+    Fixed,
+    /// It leads to another instance, which may have the subnet meanwhile.
+    Unconfirmed,
+}
+
+impl Hindrance {
+    /// As an operator is told.
+    pub(super) fn told(self, table: &str, subnet: Prefix) -> String {
+        match self {
+            Self::Fixed => format!(
+                "the route to {subnet} in table {table} is the cloud's own, or leads to a gateway \
+                 or another network, and stays: choose another Network, or delete that route"
+            ),
+            Self::Unconfirmed => format!(
+                "the route to {subnet} in table {table} leads to another instance, and stays until \
+                 the store confirms that this node has the subnet still"
+            ),
+        }
+    }
+}
+
+/// What makes `entries` right, and why the own route stays wrong, if it does. Deletions come first,
+/// for a table may be full. Besides the own route only routes go that lead to subnets of the
+/// overlay which nobody has leased: those of this instance, left from an earlier lease, and black
+/// holes. As long as it is unknown who has leased what, none.
 pub(super) fn changes(
     entries: &[Entry],
     own: &Own,
-    leased: Option<&BTreeSet<Prefix>>,
-) -> Vec<Change> {
+    Leases { leased, is_own_confirmed }: Leases<'_>,
+) -> (Vec<Change>, Option<Hindrance>) {
     let is_stale = |entry: &&Entry| {
         let of_overlay = own.network.covers(entry.destination) && entry.destination != own.network;
         let is_needed = leased.is_none_or(|all| {
             entry.destination == own.subnet
                 || all.iter().any(|subnet| entry.destination.overlaps(*subnet))
         });
-        of_overlay && !is_needed && entry.leads != Leads::Elsewhere
+        of_overlay && !is_needed && matches!(entry.leads, Leads::Here | Leads::Nowhere)
     };
     let mut all: Vec<_> = entries.iter().filter(is_stale).cloned().map(Change::Delete).collect();
-    match entries.iter().find(|entry| entry.destination == own.subnet) {
-        None => all.push(Change::Create),
-        Some(entry) if entry.leads == Leads::Here => {}
-        Some(entry) => all.push(Change::Replace(entry.clone())),
-    }
-    all
+    let of_own = || entries.iter().filter(|entry| entry.destination == own.subnet);
+    let leads = |to: Leads| of_own().any(|entry| entry.leads == to);
+    // Some clouds have several routes to one prefix.
+    let hindrance = match of_own().next() {
+        _ if leads(Leads::Here) => None,
+        _ if leads(Leads::Fixed) => Some(Hindrance::Fixed),
+        _ if leads(Leads::Elsewhere) && !is_own_confirmed => Some(Hindrance::Unconfirmed),
+        None => {
+            all.push(Change::Create);
+            None
+        }
+        Some(entry) => {
+            all.push(Change::Replace(entry.clone()));
+            None
+        }
+    };
+    (all, hindrance)
 }
 
 #[cfg(test)]
@@ -99,6 +147,11 @@ mod tests {
         Entry { destination: destination.parse().unwrap(), leads, id: destination.to_owned() }
     }
 
+    /// With a lease that is confirmed.
+    fn made(entries: &[Entry], own: &Own, leased: Option<&BTreeSet<Prefix>>) -> Vec<Change> {
+        changes(entries, own, Leases { leased, is_own_confirmed: true }).0
+    }
+
     fn leased(subnets: &[&str]) -> BTreeSet<Prefix> {
         subnets.iter().map(|it| it.parse().unwrap()).collect()
     }
@@ -106,13 +159,34 @@ mod tests {
     #[test]
     fn the_own_route_is_made_or_led_here_and_left_alone_where_it_is_right() {
         let none = leased(&[]);
-        let of = |entries: &[Entry]| changes(entries, &own(), Some(&none));
+        let of = |entries: &[Entry]| made(entries, &own(), Some(&none));
         assert_eq!(of(&[]), [Change::Create]);
         assert_eq!(of(&[entry("10.5.3.0/24", Leads::Here)]), []);
         for leads in [Leads::Elsewhere, Leads::Nowhere] {
             let wrong = entry("10.5.3.0/24", leads);
             assert_eq!(of(std::slice::from_ref(&wrong)), [Change::Replace(wrong)]);
         }
+        let [fixed, here] = [Leads::Fixed, Leads::Here].map(|it| entry("10.5.3.0/24", it));
+        assert_eq!(of(&[fixed, here]), [], "it is there beside another, and is made again");
+    }
+
+    #[test]
+    fn what_is_not_weftd_s_stays_and_is_told() {
+        let none = leased(&[]);
+        let of = |leads, is_own_confirmed| {
+            let leases = Leases { leased: Some(&none), is_own_confirmed };
+            changes(&[entry("10.5.3.0/24", leads)], &own(), leases)
+        };
+        for is_own_confirmed in [true, false] {
+            let found = of(Leads::Fixed, is_own_confirmed);
+            assert_eq!(found, (vec![], Some(Hindrance::Fixed)), "the VPC's own route is gone");
+            assert_eq!(of(Leads::Nowhere, is_own_confirmed).0.len(), 1, "a black hole stays");
+        }
+        let found = of(Leads::Elsewhere, false);
+        assert_eq!(found, (vec![], Some(Hindrance::Unconfirmed)), "the new owner is cut off");
+        let stale = [entry("10.5.9.0/24", Leads::Fixed)];
+        let leases = Leases { leased: Some(&none), is_own_confirmed: true };
+        assert_eq!(changes(&stale, &own(), leases).0, [Change::Create], "the cloud's own goes");
     }
 
     #[test]
@@ -130,8 +204,8 @@ mod tests {
         ];
         let stale = [7, 8].map(|at: usize| Change::Delete(entries[at].clone()));
         let known = leased(&["10.5.5.0/24"]);
-        assert_eq!(changes(&entries, &own(), Some(&known)), stale);
-        assert_eq!(changes(&entries, &own(), None), [], "gone before the leases are known");
+        assert_eq!(made(&entries, &own(), Some(&known)), stale);
+        assert_eq!(made(&entries, &own(), None), [], "gone before the leases are known");
     }
 
     /// A table as the changes leave it.
@@ -167,8 +241,8 @@ mod tests {
                 entries.into_iter().filter(|it| seen.insert(it.destination)).collect();
             let known: BTreeSet<Prefix> =
                 known.iter().map(|third| format!("10.5.{third}.0/24").parse().unwrap()).collect();
-            let after = applied(&entries, &changes(&entries, &own(), Some(&known)));
-            prop_assert_eq!(changes(&after, &own(), Some(&known)), vec![]);
+            let after = applied(&entries, &made(&entries, &own(), Some(&known)));
+            prop_assert_eq!(made(&after, &own(), Some(&known)), vec![]);
             // The slow twin: entry by entry, by the rule as documents say it.
             for entry in &entries {
                 let text = entry.destination.to_string();

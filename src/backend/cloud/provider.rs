@@ -25,6 +25,15 @@ pub(super) fn list(operation: &str, answer: &str, pointer: &str) -> Result<Vec<V
     found.ok_or_else(|| CloudError::Unusable(format!("{operation}: the answer has no {pointer}")))
 }
 
+/// A part of the name of the host that requests go to: of letters, digits and `others`, so that the
+/// metadata service names a host of the provider's.
+pub(super) fn part_of_host(of: &str, told: String, others: &[char]) -> Result<String> {
+    if told.chars().all(|it| it.is_ascii_alphanumeric() || others.contains(&it)) {
+        return Ok(told);
+    }
+    Err(CloudError::Unusable(format!("the metadata service tells a {of} that can't be one")))
+}
+
 /// A text of JSON; empty if there is none.
 pub(super) fn text(value: &Value, pointer: &str) -> String {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
@@ -33,4 +42,18 @@ pub(super) fn text(value: &Value, pointer: &str) -> String {
 /// A text that is there and not empty.
 pub(super) fn filled(text: Option<String>) -> Option<String> {
     text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_names_no_other_host() {
+        let of = |told: &str| part_of_host("region", told.to_owned(), &['-']);
+        assert_eq!(of("eu-west-1"), Ok("eu-west-1".to_owned()));
+        for hostile in ["x.example.org/", "a@b", "a:1", "a#", "a b", "a?b", "a.b"] {
+            assert!(of(hostile).is_err(), "requests go where {hostile} says");
+        }
+    }
 }

@@ -66,7 +66,12 @@ impl Tencent {
         change: &Change,
     ) -> Result {
         if let Change::Delete(entry) | Change::Replace(entry) = change {
-            let id: u64 = entry.id.parse().unwrap_or_default();
+            let id: u64 = entry.id.parse().map_err(|_not_a_number| {
+                CloudError::Unusable(format!(
+                    "DescribeRouteTables: a route has the id {}",
+                    entry.id
+                ))
+            })?;
             let asked = json!({ "RouteTableId": table.id, "Routes": [{ "RouteId": id }] });
             self.ask(http, "DeleteRoutes", &asked).await?;
         }
@@ -147,12 +152,12 @@ fn table(answer: &str, subnet: &str, own: &Own) -> Result<Table> {
         CloudError::Unusable(format!("neither the subnet {subnet} nor its VPC has a route table"))
     })?;
     let entry = |route: &Value| {
-        let is_here = route["GatewayType"] == TO_INSTANCE
-            && route["GatewayId"] == own.address.to_string()
-            && route["RouteType"] == OF_USER;
+        let is_made = route["GatewayType"] == TO_INSTANCE && route["RouteType"] == OF_USER;
+        let is_here = route["GatewayId"] == own.address.to_string();
         Some(Entry {
             destination: text(route, "/DestinationCidrBlock").parse().ok()?,
             leads: match (is_here, route["Enabled"] == true) {
+                _ if !is_made => Leads::Fixed,
                 (true, true) => Leads::Here,
                 (true, false) => Leads::Nowhere,
                 (false, _) => Leads::Elsewhere,
@@ -204,7 +209,7 @@ mod tests {
             ("1", Leads::Here),
             ("2", Leads::Elsewhere),
             ("3", Leads::Nowhere),
-            ("4", Leads::Elsewhere),
+            ("4", Leads::Fixed),
         ];
         assert_eq!(leads, expected);
         assert_eq!(table(&answer.to_string(), "subnet-2", &own).unwrap().id, "rtb-main");

@@ -241,6 +241,23 @@ fn a_restart_does_not_wait_for_the_cloud() {
 }
 
 #[test]
+fn a_restart_misses_a_route_that_is_gone() {
+    let mut aws = Aws::plain(1);
+    aws.site.daemons.push(aws.site.weftd(0, &[]));
+    let own = aws.site.wait_for_subnet(0);
+    aws.wait_for_route("main", &own, Some(0));
+    aws.site.daemons.clear();
+    // As after a change of the backend: subnet.env is there, and no route.
+    aws.route("aws/delete", &own, 0);
+    aws.site.cloud("aws/policy", &json!(["ec2:DescribeRouteTables"]));
+    aws.site.daemons.push(aws.site.weftd(0, &[]));
+    aws.site.wait_for_status(0, &["ec2:CreateRoute", r#""ready":false"#]);
+    aws.site.cloud("aws/policy", &json!(["ec2:*"]));
+    aws.wait_for_route("main", &own, Some(0));
+    aws.site.wait_for_status(0, &[r#""ready":true"#]);
+}
+
+#[test]
 fn an_instance_with_another_address_looks_at_once() {
     let mut aws = Aws::plain(1);
     aws.site.environment.retain(|it| !it.starts_with("BRIEF_CLOUD_MS"));

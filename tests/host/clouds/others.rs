@@ -168,6 +168,22 @@ fn tencent_names_what_fails() {
 }
 
 #[test]
+fn tencent_leaves_the_clouds_own_route_and_says_so() {
+    let mut site = TENCENT.site(1);
+    site.daemons.push(site.weftd(0, &[]));
+    let own = site.wait_for_subnet(0);
+    TENCENT.wait_for_route(&site, &own, Some(0));
+    let deleted = site.count("tencent DeleteRoutes");
+    let of_network = json!({
+        "provider": "tencent", "to": own, "hop": "ccn-1", "kind": "ccn",
+    });
+    site.cloud("create", &of_network);
+    site.wait_for_status(0, &["is the cloud's own", "choose another Network", r#""ready":false"#]);
+    assert_eq!(site.count("tencent DeleteRoutes"), deleted, "the network's own route is gone");
+    assert_eq!(TENCENT.leads(&site, &own).as_deref(), Some("ccn-1"));
+}
+
+#[test]
 fn ali_keeps_routes() {
     ALI.keeps_routes();
 }
