@@ -406,3 +406,42 @@ async fn moved(plane: &mut watch::Receiver<PlaneState>, known: Ipv4Addr) -> Ipv4
         next_change(plane).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+    use crate::route::Prefixes;
+
+    use super::plan::{Entry, Leads};
+    use super::*;
+
+    #[test]
+    fn what_was_leased_since_the_look_is_not_deleted() {
+        let (peers, leases) = watch::channel(Arc::new(Peers::new()));
+        let destination = "10.5.3.0/24".parse().unwrap();
+        let gone = Entry { destination, leads: Leads::Nowhere, id: String::new() };
+        let change = Change::Delete(gone);
+        assert!(!is_leased_now(Some(&leases), &change), "a black hole stays");
+        let subnets: Prefixes = "10.5.3.0/24".parse().unwrap();
+        let attributes = LeaseAttributes::of(BackendKind::AwsVpc, [192, 0, 2, 3].into(), None);
+        let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
+        let key = subnets.key();
+        let lease = Lease { subnets, key, attributes, revision: 1, created_revision: 1, lifetime };
+        peers.send_replace(Arc::new(Peers::from([(subnets, lease)])));
+        assert!(is_leased_now(Some(&leases), &change), "a node that has just started is cut off");
+        assert!(!is_leased_now(Some(&leases), &Change::Create));
+    }
+
+    #[test]
+    fn a_lease_is_confirmed_by_the_store_and_until_it_ends() {
+        let control = ControlStatus::default();
+        assert!(is_confirmed(&control), "one without an end");
+        for (end, expected) in [(unix_seconds() + 1000, true), (unix_seconds() - 1, false)] {
+            control.edit().store.lease_expires_unix = Some(end);
+            assert_eq!(is_confirmed(&control), expected);
+        }
+        control.edit().store.lease_expires_unix = None;
+        control.edit().cached_as_of_unix = Some(77);
+        assert!(!is_confirmed(&control), "the cache is taken for the store");
+    }
+}
