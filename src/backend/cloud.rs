@@ -271,7 +271,9 @@ impl Keeper {
         control: Arc<ControlStatus>,
     ) -> Infallible {
         let mut backoff = self.backoff();
-        let (mut next_round, mut are_known) = (Instant::now(), false);
+        // The start has just looked, and the first listing, which comes next, is another reason to.
+        let rest = if self.route.borrow().is_in_place { self.period } else { Duration::ZERO };
+        let (mut next_round, mut are_known) = (Instant::now() + rest, false);
         loop {
             tokio::select! {
                 () = sleep_until(next_round) => {}

@@ -34,7 +34,7 @@ use crate::host::interface::ExternalInterface;
 use crate::host::mtu::no_room;
 use crate::host::netlink::tunnel_policies::{self, Selector};
 use crate::host::netlink::{self, NetlinkError};
-use crate::host::state::KernelFamily;
+use crate::host::state::{Address, KernelFamily};
 use crate::route::Prefix;
 use crate::status::IpsecPeer;
 
@@ -315,6 +315,7 @@ impl IpsecBackend {
         let (mut hosts, mut known, mut unusable) =
             (PeerHosts::new(), BTreeMap::new(), Unusable::new());
         let mut lacking = BTreeSet::new();
+        let addresses = netlink::addresses().await.ok();
         for lease in leases {
             let Some((subnet, host)) = Ipv4Addr::peer(lease) else {
                 unusable.extend(Ipv4Addr::without_host(lease).map(|why| (lease.subnets, why)));
@@ -327,7 +328,7 @@ impl IpsecBackend {
             }
             let association =
                 outcome.map(|it| it.associations.get(name).copied().unwrap_or_default());
-            if let Some(why) = self.amiss(subnet, association).await {
+            if let Some(why) = self.amiss(subnet, association, addresses.as_deref()).await {
                 unusable.insert(lease.subnets, why.to_owned());
                 continue;
             }
@@ -352,7 +353,12 @@ impl IpsecBackend {
 
     /// What this host itself lacks for packets to a peer, where charon encrypts them: a way to
     /// charon once there are keys, and before that something that charon asks for.
-    async fn amiss(&self, subnet: Prefix, association: Option<IpsecPeer>) -> Option<&'static str> {
+    async fn amiss(
+        &self,
+        subnet: Prefix,
+        association: Option<IpsecPeer>,
+        addresses: Option<&[Address]>,
+    ) -> Option<&'static str> {
         let IpsecPeer { established_unix, installed_unix, .. } = association?;
         if self.plane == EspPlane::Kernel || established_unix.is_none() {
             return None;
@@ -362,8 +368,7 @@ impl IpsecBackend {
             let path = netlink::path_to(some_pod).await;
             return matches!(path, Err(NetlinkError::Refused(..))).then_some(UNROUTED);
         }
-        let addresses = netlink::addresses::<Ipv4Addr>().await.ok()?;
-        let has_one = addresses.iter().any(|it| self.subnet.contains(it.address));
+        let has_one = addresses?.iter().any(|it| self.subnet.contains(it.address));
         (!has_one).then_some(NO_ADDRESS)
     }
 

@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 566, 4715),
-    ("backend", 11928, 124133),
+    ("backend", 11938, 124164),
     ("bin", 15, 144),
     ("config", 1947, 19880),
     ("daemon", 3827, 39589),
