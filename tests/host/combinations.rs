@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::ipsec::{WITH_OWN_RUN, strongswan};
 use crate::kernel_backends::families;
 use crate::support::kube_api::{KubeApi, node};
 use crate::support::lab::{Lab, Process, UNDERLAY, WEFTD, wait_until};
@@ -146,9 +147,7 @@ impl Site {
             fs::create_dir_all(dir.path().join(format!("run{host}"))).unwrap();
         }
         // kernel-libipsec, as this kernel may have no ESP.
-        let always = "nonce aes sha1 sha2 hmac kdf gmp openssl gcm socket-default vici";
-        let strongswan =
-            format!("charon {{\n  load = kernel-libipsec kernel-netlink {always}\n}}\n");
+        let strongswan = strongswan("kernel-libipsec kernel-netlink");
         fs::write(dir.path().join("strongswan.conf"), strongswan).unwrap();
         let (mut api, mut etcd) = (None, None);
         let store = match store {
@@ -171,9 +170,8 @@ impl Site {
         Self { daemons: Vec::new(), _api: api, _etcd: etcd, store, lab, dir }
     }
 
-    /// Starts both daemons, each with a `/run` of its own, as charon's socket has one name.
+    /// Starts both daemons.
     fn start(&mut self, flags: &[&str]) {
-        const SCRIPT: &str = "mount --bind \"$1\" /run && shift && exec \"$@\"";
         for host in 0..2 {
             let at = |name: &str| self.dir.path().join(name).display().to_string();
             let home = format!("h{host}");
@@ -183,7 +181,8 @@ impl Site {
             let run = at(&format!("run{host}"));
             let subnet_file = format!("--subnet-file={}", at(&format!("{home}/subnet.env")));
             let socket = format!("--status-socket={}", at(&format!("{home}/weft.sock")));
-            let mut argv = vec!["env", &node, &key, &strongswan, "sh", "-c", SCRIPT, "sh", &run];
+            let mut argv =
+                vec!["env", &node, &key, &strongswan, "sh", "-c", WITH_OWN_RUN, "sh", &run];
             argv.extend([WEFTD, "--iface=wire0", &subnet_file, &socket]);
             argv.push("--iptables-forward-rules=false");
             argv.extend(self.store.iter().map(String::as_str).chain(flags.iter().copied()));

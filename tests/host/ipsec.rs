@@ -20,8 +20,12 @@ use crate::support::traffic::tcp_transfer;
 /// The exchange of keys takes a tenth of a second of an idle processor on each side.
 const SOON: Duration = Duration::from_secs(60);
 
+/// Runs what follows the first argument with that directory as its `/run`: charon's socket has one
+/// name everywhere.
+pub(crate) const WITH_OWN_RUN: &str = "mount --bind \"$1\" /run && shift && exec \"$@\"";
+
 /// charon's settings, with these plugins for ESP.
-fn strongswan(esp: &str) -> String {
+pub(crate) fn strongswan(esp: &str) -> String {
     let always = "nonce aes sha1 sha2 hmac kdf gmp openssl gcm socket-default vici";
     format!("charon {{\n  load = {esp} {always}\n}}\n")
 }
@@ -86,11 +90,10 @@ impl Site {
 
     /// `argv` as it is run on a host.
     fn on_host(&self, host: usize, argv: &[&str]) -> Vec<String> {
-        const SCRIPT: &str = "mount --bind \"$1\" /run && shift && exec \"$@\"";
         let run = self.dir.path().join(format!("run{host}")).display().to_string();
         let strongswan = self.dir.path().join("strongswan.conf");
         let strongswan = format!("STRONGSWAN_CONF={}", strongswan.display());
-        let before = ["env", &strongswan, "sh", "-c", SCRIPT, "sh", &run];
+        let before = ["env", &strongswan, "sh", "-c", WITH_OWN_RUN, "sh", &run];
         before.into_iter().chain(argv.iter().copied()).map(str::to_owned).collect()
     }
 

@@ -59,7 +59,7 @@ impl Gce {
         Ok(Found { tables: vec![Table { id, entries }], target, trouble: None })
     }
 
-    /// Changes `table`, as the last look found it.
+    /// Changes the network's routes, as the last look found them.
     pub(super) async fn apply(&self, http: &Http, own: &Own, change: &Change) -> Result {
         // Only after a look.
         let Some(session) = &self.session else { return Ok(()) };

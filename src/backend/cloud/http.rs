@@ -65,7 +65,7 @@ impl Http {
         Ok(Self(Box::new(move |request| client.request(request))))
     }
 
-    /// Asks for `operation`. `url` must hold no secret: it is shown.
+    /// Asks an API. Errors show the `operation`, and of the address the host alone.
     pub(super) async fn ask(
         &self,
         operation: &str,
@@ -82,8 +82,8 @@ impl Http {
         url: &str,
         header: Option<(&str, &str)>,
     ) -> Result<Option<String>, CloudError> {
-        let path = url.split('/').skip(3).collect::<Vec<_>>().join("/");
-        self.metadata_named(&format!("the metadata service's {path}"), method, url, header).await
+        let operation = format!("the metadata service's {}", path(url));
+        self.metadata_named(&operation, method, url, header).await
     }
 
     /// The same, called so in errors: the path of a container's credentials is a secret.
@@ -115,9 +115,10 @@ impl Http {
         header: Option<(&str, &str)>,
     ) -> Result<String, CloudError> {
         filled(self.metadata(Method::GET, url, header).await?).ok_or_else(|| {
-            let path = url.split('/').skip(3).collect::<Vec<_>>().join("/");
-            let text = format!("the metadata service has no {path}: {kind} runs in its cloud only");
-            CloudError::Unusable(text)
+            CloudError::Unusable(format!(
+                "the metadata service has no {}: {kind} runs in its cloud only",
+                path(url)
+            ))
         })
     }
 
@@ -153,6 +154,11 @@ impl Http {
             Err(_elapsed) => Err(no_answer(format!("nothing within {} s", patience.as_secs()))),
         }
     }
+}
+
+/// What of a URL follows its host.
+fn path(url: &str) -> String {
+    url.split('/').skip(3).collect::<Vec<_>>().join("/")
 }
 
 /// Whether the metadata service has nothing there; where it gives no tokens, it says so in several
