@@ -330,7 +330,8 @@ impl Keeper {
     ) -> Result<(String, Option<CloudError>, Option<CloudError>)> {
         let (http, own) = (Http::new()?, self.own);
         let Found { tables, target, mut trouble } = self.provider.look(&http, &own).await?;
-        let leased = leases.map(|all| all.borrow().values().filter_map(Ipv4Addr::subnet).collect());
+        let leased =
+            leases.map(|all| all.borrow().values().filter_map(|it| Ipv4Addr::subnet(it)).collect());
         let known = Leases { leased: leased.as_ref(), is_own_confirmed: is_confirmed(control) };
         let (mut all, mut missing) = (Vec::new(), None);
         for table in &tables {
@@ -394,7 +395,7 @@ fn is_leased_now(leases: Option<&PeersReceiver>, change: &Change) -> bool {
     let Change::Delete(entry) = change else { return false };
     leases.is_some_and(|all| {
         let all = all.borrow();
-        all.values().filter_map(Ipv4Addr::subnet).any(|it| it.overlaps(entry.destination))
+        all.values().filter_map(|it| Ipv4Addr::subnet(it)).any(|it| it.overlaps(entry.destination))
     })
 }
 
@@ -429,7 +430,7 @@ mod tests {
         let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
         let key = subnets.key();
         let lease = Lease { subnets, key, attributes, revision: 1, created_revision: 1, lifetime };
-        peers.send_replace(Arc::new(Peers::from([(subnets, lease)])));
+        peers.send_replace(Arc::new(Peers::from([(subnets, lease.into())])));
         assert!(is_leased_now(Some(&leases), &change), "a node that has just started is cut off");
         assert!(!is_leased_now(Some(&leases), &Change::Create));
     }

@@ -278,16 +278,18 @@ impl KernelBackend {
         made: &Made<Ipv4Addr>,
         lacking_v6: &BTreeSet<Prefix<Ipv6Addr>>,
     ) {
-        let mut hosts: BTreeMap<_, _> = peers.values().filter_map(Ipv4Addr::peer).collect();
+        let mut hosts: BTreeMap<_, _> =
+            peers.values().filter_map(|it| Ipv4Addr::peer(it)).collect();
         hosts.retain(|subnet, _| self.v4.set.contains_key(subnet));
-        let mut hosts_v6: BTreeMap<_, _> = peers.values().filter_map(Ipv6Addr::peer).collect();
+        let mut hosts_v6: BTreeMap<_, _> =
+            peers.values().filter_map(|it| Ipv6Addr::peer(it)).collect();
         hosts_v6.retain(|subnet, _| self.v6.set.contains_key(subnet));
         if let Some(health) = &mut self.health {
             let external = self.host.external();
             let own = self.v4.own(external).chain(self.v6.own(external));
             // Of peers with both families the way of IPv4 is asked for.
             let others = peers.values().filter(|lease| lease.subnets.v4().is_none());
-            let others: BTreeSet<_> = others.filter_map(Ipv6Addr::subnet).collect();
+            let others: BTreeSet<_> = others.filter_map(|it| Ipv6Addr::subnet(it)).collect();
             let others_v6 = hosts_v6.iter().filter(|(subnet, _)| others.contains(subnet));
             let others_v6 = others_v6.map(|(subnet, host)| (*subnet, *host)).collect();
             let (v4, v6) = ((&self.v4.set, hosts.clone()), (&self.v6.set, others_v6));
@@ -299,12 +301,12 @@ impl KernelBackend {
             hosts.into_iter().map(|(subnet, host)| (subnet.into(), host.into())).collect();
         hosts_v6.retain(|subnet, _| !lacking_v6.contains(subnet));
         all.extend(hosts_v6.into_iter().map(|(subnet, host)| (subnet.into(), IpAddr::V6(host))));
-        let lacks = |lease: &&Lease| {
+        let lacks = |lease: &&Arc<Lease>| {
             let (v4, v6) = (lease.subnets.v4(), lease.subnets.v6());
             v4.is_some_and(|it| lacking.contains(&it))
                 || v6.is_some_and(|it| lacking_v6.contains(&it))
         };
-        let is_set_up = |lease: &&Lease| all.contains_key(&lease.subnets.first());
+        let is_set_up = |lease: &&Arc<Lease>| all.contains_key(&lease.subnets.first());
         let done = peers.values().filter(is_set_up).count();
         self.reporter.hosts(all, done, peers.values().filter(lacks).count());
     }

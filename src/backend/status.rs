@@ -264,7 +264,8 @@ impl Reporter {
         kind: BackendKind,
     ) -> impl Iterator<Item = &'a Lease> + use<'a> {
         self.count(|done| note_ignored(&mut done.leases_ignored, peers, kind));
-        peers.values().filter(move |lease| lease.attributes.backend_type.is(kind))
+        let leases = peers.values().map(Arc::as_ref);
+        leases.filter(move |lease| lease.attributes.backend_type.is(kind))
     }
 
     /// Reports the peers that are set up, how many that are, and how many are not; logs what
@@ -281,7 +282,7 @@ impl Reporter {
 
 /// Notes how many leases are of other backends than `kind`, and logs it when it changes.
 pub(super) fn note_ignored(noted: &mut u64, peers: &Peers, kind: BackendKind) {
-    let is_other = |lease: &&Lease| !lease.attributes.backend_type.is(kind);
+    let is_other = |lease: &&Arc<Lease>| !lease.attributes.backend_type.is(kind);
     let ignored = peers.values().filter(is_other).count() as u64;
     if std::mem::replace(noted, ignored) != ignored {
         info!("Ignoring {ignored} leases of nodes with another backend than {kind}");

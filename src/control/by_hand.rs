@@ -2,6 +2,7 @@
 //! and take one back. Neither is done to a node that lives.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::backend_kind::BackendKind;
 use crate::config::network::{NetworkConfig, NetworkConfigError};
@@ -50,7 +51,7 @@ impl SubnetManager {
 
     /// Deletes the lease or reservation of `subnet`, unless its node lives, or may live and the
     /// operator is not `sure` that it is gone.
-    pub async fn release(&self, subnet: Prefixes, sure: bool) -> Result<Lease, ByHandError> {
+    pub async fn release(&self, subnet: Prefixes, sure: bool) -> Result<Arc<Lease>, ByHandError> {
         let store = self.writable()?;
         let snapshot = self.store.list().await?;
         let mut found = snapshot.leases.into_iter().filter(|it| subnet.is_part_of(it.subnets));
@@ -127,10 +128,10 @@ fn may_reserve(
         let lease = snapshot.leases.iter().find(|lease| lease.subnets == other);
         let of = lease.map(|lease| format!(" of {}", lease.attributes.node_address()));
         format!("{subnet} is taken: the store has {other}{}", of.unwrap_or_default())
-    } else if let Some(Lease { subnets, .. }) =
+    } else if let Some(lease) =
         snapshot.leases.iter().find(|lease| lease.attributes.is_of_node_of(&node_of(address)))
     {
-        format!("the node {address} has {subnets} already: release that first")
+        format!("the node {address} has {} already: release that first", lease.subnets)
     } else {
         return Ok(());
     };
@@ -153,7 +154,7 @@ mod tests {
         let attributes = LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 7));
         let (key, lifetime) = (subnets.key(), Lifetime::Reservation);
         let lease = Lease { subnets, key, attributes, revision: 1, created_revision: 1, lifetime };
-        Snapshot { leases: vec![lease], ..Snapshot::default() }
+        Snapshot { leases: vec![lease.into()], ..Snapshot::default() }
     }
 
     #[test]
@@ -164,7 +165,7 @@ mod tests {
         };
         assert!(refusal("10.5.8.0/24", 8).is_ok());
         let mut foreign = snapshot();
-        foreign.leases[0].subnets = "10.0.0.0/8".parse().unwrap();
+        Arc::make_mut(&mut foreign.leases[0]).subnets = "10.0.0.0/8".parse().unwrap();
         let (subnet, ip) = ("10.5.8.0/24".parse().unwrap(), Ipv4Addr::new(192, 0, 2, 8));
         may_reserve(&config(), &foreign, subnet, ip.into()).expect("a foreign key takes nothing");
         for subnet in ["10.6.8.0/24", "10.5.0.0/24", "10.5.8.0/25"] {

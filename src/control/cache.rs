@@ -158,7 +158,8 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
         ));
     }
     let networks = config.networks();
-    let leases = peers.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
+    let leases = peers.into_iter().map(|it| it.lease().map(Arc::new));
+    let leases = leases.collect::<Result<Vec<_>, _>>()?;
     let (peers, rejected) = peers::select(leases.iter(), &own, networks);
     // Of one whose IPv4 is used, IPv6 may not be.
     let is_used = |entry: &&Rejected| peers.values().any(|peer| peer.key == entry.key);

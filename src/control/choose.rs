@@ -1,6 +1,8 @@
 //! Which subnet to take. Pure: leases and configuration in, candidates out; the caller
 //! picks at random.
 
+use std::sync::Arc;
+
 use crate::config::network::{ConfigFamily, NetworkConfig, SubnetRange};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::route::{Prefix, Prefixes};
@@ -8,19 +10,21 @@ use crate::route::{Prefix, Prefixes};
 /// The lease that `node` holds already. Of several, a compatible one comes first, then a
 /// reservation, then the one of the last run.
 pub fn held_by<'a>(
-    leases: &'a [Lease],
+    leases: &'a [Arc<Lease>],
     node: &LeaseAttributes,
     config: &NetworkConfig,
     previous: Option<Prefixes>,
 ) -> Option<&'a Lease> {
-    leases.iter().filter(|lease| lease.attributes.is_of_node_of(node)).max_by_key(|lease| {
+    let of_node = leases.iter().filter(|lease| lease.attributes.is_of_node_of(node));
+    let best = of_node.max_by_key(|lease| {
         (
             config.is_leasable(lease.subnets),
             config.leasable(lease.subnets).is_some(),
             lease.lifetime == Lifetime::Reservation,
             Some(lease.subnets) == previous,
         )
-    })
+    });
+    best.map(Arc::as_ref)
 }
 
 /// Up to `count_max` subnets of `range`, from the lowest, that overlap none of `taken`.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use serde::de::Error;
 use serde::{Deserialize, Serialize, Serializer};
@@ -24,8 +25,9 @@ const KEY_CHARS_MAX: usize = 64;
 /// Most of a text in place of an address that is shown: no address has more than 45 characters.
 const SHOWN_CHARS_MAX: usize = 64;
 
-/// All other nodes by those of their subnets that lie in the network.
-pub type Peers = BTreeMap<Prefixes, Lease>;
+/// All other nodes by those of their subnets that lie in the network. The leases are shared with
+/// what shows the store: of thousands, one copy is enough.
+pub type Peers = BTreeMap<Prefixes, Arc<Lease>>;
 
 /// The subnets of one node, and what it publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -330,6 +332,14 @@ impl Lease {
             // The cache keeps no revisions, but when the entry was made.
             Lifetime::Leased { expires_unix: None, .. } => self.revision.max(self.created_revision),
             Lifetime::Reservation => self.created_revision,
+        }
+    }
+
+    /// Becomes the copy that is `known` already, if that says the same: of thousands of leases one
+    /// each is kept.
+    pub(crate) fn share(self: &mut Arc<Self>, known: Option<&Arc<Self>>) {
+        if let Some(known) = known.filter(|known| *known == self) {
+            *self = Arc::clone(known);
         }
     }
 

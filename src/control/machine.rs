@@ -135,7 +135,7 @@ pub(super) struct Machine {
     twin: Twin,
 
     /// Everything in the store that is a lease, by key.
-    mirror: BTreeMap<String, Lease>,
+    mirror: BTreeMap<String, Arc<Lease>>,
     /// What is there and can't be read, by key.
     unreadable: BTreeMap<String, Rejected>,
     /// The last revision that the mirror contains; `None` until everything was listed, and again
@@ -213,7 +213,7 @@ impl Machine {
             published: None,
             stale: Stale::default(),
         };
-        machine.insert(machine.own.lease.clone());
+        machine.insert(Arc::new(machine.own.lease.clone()));
         machine.plan_renewal();
         machine
     }
@@ -358,7 +358,7 @@ impl Machine {
     }
 
     /// Mirrors a lease, if there is room: as many as one listing may have, and always the own.
-    fn insert(&mut self, lease: Lease) {
+    fn insert(&mut self, lease: Arc<Lease>) {
         let known = lease.key == self.own.lease.key || self.mirror.contains_key(&lease.key);
         if known || self.mirror.len() < ENTRIES_MAX {
             self.mirror.insert(lease.key.clone(), lease);

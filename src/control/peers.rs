@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
+use std::sync::Arc;
 
 use crate::config::options::is_host_address;
 use crate::control::lease::{Lease, Peers};
@@ -14,7 +15,7 @@ use crate::route::{IpAddress, Prefix, Prefixes};
 ///
 /// Of leases that overlap, the one made first stays: a later one cannot take traffic away.
 pub fn select<'a>(
-    leases: impl Iterator<Item = &'a Lease>,
+    leases: impl Iterator<Item = &'a Arc<Lease>>,
     own: &Lease,
     networks: Prefixes,
 ) -> (Peers, Vec<Rejected>) {
@@ -31,7 +32,7 @@ pub fn select<'a>(
     }
     // Where the store does not tell which is older, an entry of another size than all others have
     // takes nobody's place.
-    let order = |(subnets, lease): &(Prefixes, &Lease)| {
+    let order = |(subnets, lease): &(Prefixes, &Arc<Lease>)| {
         (lease.created_revision, !subnets.has_lengths_of(own.subnets))
     };
     usable.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.1.key.cmp(&b.1.key)));
@@ -45,7 +46,11 @@ pub fn select<'a>(
             let detail = if used.is_some() { of_ipv6_alone(&detail) } else { detail };
             rejected.push(rejection(lease, RejectReason::OverlapsOther, detail));
         }
-        peers.extend(used.map(|subnets| (subnets, Lease { subnets, ..lease.clone() })));
+        peers.extend(used.map(|subnets| {
+            let is_whole = subnets == lease.subnets;
+            let part = || Arc::new(Lease { subnets, ..Lease::clone(lease) });
+            (subnets, if is_whole { Arc::clone(lease) } else { part() })
+        }));
     }
     (peers, rejected)
 }
@@ -200,6 +205,7 @@ mod tests {
 
     fn selected(leases: &[Lease]) -> (Vec<String>, Vec<(String, RejectReason)>) {
         let own = lease("10.5.9.0/24", "192.0.2.9", 2);
+        let leases: Vec<_> = leases.iter().cloned().map(Arc::new).collect();
         let (peers, rejected) = select(leases.iter(), &own, "10.5.0.0/16".parse().unwrap());
         let peers = peers.keys().map(Prefixes::to_string).collect();
         (peers, rejected.into_iter().map(|r| (r.key, r.reason)).collect())
@@ -270,7 +276,7 @@ mod tests {
 
     #[test]
     fn new_address_changes_routes_rewritten_value_does_not() {
-        let set = |lease: Lease| Peers::from([(lease.subnets, lease)]);
+        let set = |lease: Lease| Peers::from([(lease.subnets, lease.into())]);
         let before = set(lease("10.5.1.0/24", "192.0.2.1", 1));
         assert!(same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.1", 2))));
         assert!(!same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.2", 1))));
@@ -307,6 +313,7 @@ mod tests {
             with(8, "fd00:5:0:9::/64", "fd99::8"),
             unreadable,
         ];
+        let leases = leases.map(Arc::new);
         let (peers, rejected) = select(leases.iter(), &own, networks);
         let peers: Vec<_> = peers.keys().map(Prefixes::to_string).collect();
         let both = |number: u8| format!("10.5.{number}.0/24,fd00:5:0:{number}::/64");

@@ -1,6 +1,7 @@
 //! What a store shows and grants: all leases at one moment, the changes after it, and the lease of
 //! this node. Pure.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::lease::Lease;
@@ -17,7 +18,7 @@ pub(crate) const REJECTED_MAX: usize = 4096;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The live leases, at most `ENTRIES_MAX`.
-    pub leases: Vec<Lease>,
+    pub leases: Vec<Arc<Lease>>,
     /// What is no lease.
     pub rejected: Vec<Rejected>,
     /// The moment, in revisions of the store; a watch continues from here.
@@ -158,7 +159,7 @@ impl Snapshot {
             self.last_written = Some(LastWritten { revision, lease });
         }
         match entry {
-            Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
+            Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(Arc::new(lease)),
             Ok(lease) => {
                 self.is_cut = true;
                 self.reject(Rejected::too_many(lease.revision));

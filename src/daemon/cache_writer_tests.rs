@@ -28,7 +28,7 @@ fn lease(third: u8, host: u8) -> Lease {
 }
 
 fn known(hosts: u8, as_of_unix: u64) -> Arc<Known> {
-    let peers = (2..2 + hosts).map(|host| (lease(host, host).subnets, lease(host, host)));
+    let peers = (2..2 + hosts).map(|host| (lease(host, host).subnets, lease(host, host).into()));
     Arc::new(Known {
         as_of_unix,
         revision: 5,

@@ -52,7 +52,7 @@ pub fn main(
         return code;
     }
     let passed = descriptors::passed();
-    crate::sys::memory::return_large_blocks();
+    crate::sys::memory::keep_little();
     let (options, warnings) = match flags::parse(arguments, variable) {
         Outcome::Run(options, warnings) => (options, warnings),
         Outcome::End(text, code) => {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
@@ -37,7 +38,7 @@ const SHARED_SHOWN_MAX: usize = 4;
 /// The rows, in the order of the subnets, with names where the leases have none.
 pub(super) fn of(running: &Running, control: &ControlState) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
-    let leases: Vec<_> = leases.values().collect();
+    let leases: Vec<_> = leases.values().map(Arc::as_ref).collect();
     let rows = leases.iter().map(|lease| bare(lease, &control.names, running.kind));
     let mut rows: Vec<_> = rows.collect();
     let reachability = running.view.reachability.borrow().clone();

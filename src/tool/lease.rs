@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
@@ -117,7 +118,7 @@ fn list_json(snapshot: &Snapshot) -> Value {
     });
     json!({
         "schema": SCHEMA,
-        "leases": snapshot.leases.iter().map(lease_json).collect::<Value>(),
+        "leases": snapshot.leases.iter().map(|it| lease_json(it)).collect::<Value>(),
         "rejected": rejected.collect::<Value>(),
     })
 }
@@ -138,7 +139,7 @@ fn lease_json(lease: &Lease) -> Value {
 
 fn show(snapshot: &Snapshot, what: &str) -> anyhow::Result<String> {
     let subnets: Option<Prefixes> = what.parse().ok();
-    let is_it = |lease: &&Lease| {
+    let is_it = |lease: &&Arc<Lease>| {
         subnets.is_some_and(|subnets| subnets.is_part_of(lease.subnets))
             || lease.attributes.node_address().to_string() == what
             || lease.attributes.public_ipv6.is_some_and(|it| it.to_string() == what)

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use weft::config::options::StoreOptions;
 use weft::control::identity::NodeIdentity;
-use weft::control::lease::LeaseAttributes;
+use weft::control::lease::{Lease, LeaseAttributes};
 use weft::control::manager::SubnetManager;
 use weft::control::snapshot::OwnLease;
 use weft::route::Prefixes;
@@ -77,7 +77,7 @@ impl Live {
 
     /// Waits until it has published a change, and says how long after `began` that was.
     pub(crate) async fn has(&mut self, change: Change, began: Instant) -> Duration {
-        let is_there = |lease: &weft::control::lease::Lease| lease.revision >= change.revision;
+        let is_there = |lease: &Arc<Lease>| lease.revision >= change.revision;
         let peers = &mut self.running.peers;
         peers.wait_for(|it| it.get(&change.subnets).is_some_and(is_there)).await.unwrap();
         began.elapsed()

@@ -10,11 +10,11 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 566, 4715),
-    ("backend", 11938, 124164),
+    ("backend", 11945, 124257),
     ("bin", 15, 144),
     ("config", 1947, 19880),
-    ("daemon", 3827, 39589),
-    ("control", 5891, 59551),
+    ("daemon", 3827, 39606),
+    ("control", 5925, 59978),
     ("device", 494, 5308),
     ("engine", 2265, 21341),
     ("fast_path", 741, 6759),
@@ -27,8 +27,8 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("route", 583, 6034),
     ("stats", 282, 2495),
     ("status", 638, 4685),
-    ("sys", 1255, 13348),
-    ("tool", 5869, 64571),
+    ("sys", 1258, 13383),
+    ("tool", 5870, 64589),
     ("wireguard", 1481, 14404),
 ];
 

@@ -94,3 +94,8 @@ pub(in crate::backend) struct Reached {
 
 /// The leases of each host.
 pub(in crate::backend) type Hosts = BTreeMap<IpAddr, Vec<Reached>>;
+
+/// Adds a lease of a host. Nearly all hosts have one: a vector makes room for four by itself.
+pub(in crate::backend) fn add(hosts: &mut Hosts, host: IpAddr, lease: Reached) {
+    hosts.entry(host).or_insert_with(|| Vec::with_capacity(1)).push(lease);
+}

@@ -142,7 +142,7 @@ mod tests {
 
     const UNDERLAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 100)), 8285);
 
-    fn lease(subnet: &str, public_ip: [u8; 4], backend_type: &str) -> (Prefixes, Lease) {
+    fn lease(subnet: &str, public_ip: [u8; 4], backend_type: &str) -> (Prefixes, Arc<Lease>) {
         let subnets: Prefixes = subnet.parse().unwrap();
         let attributes = LeaseAttributes {
             backend_type: backend_type.into(),
@@ -156,7 +156,7 @@ mod tests {
             created_revision: 1,
             lifetime: Lifetime::Reservation,
         };
-        (subnets, lease)
+        (subnets, Arc::new(lease))
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
     fn a_change_of_a_peers_ipv6_subnet_is_seen() {
         let with = |v6: &str| {
             let (subnets, mut lease) = lease(&format!("10.5.1.0/24{v6}"), [192, 0, 2, 1], "");
-            lease.attributes.backend_v6_data = announcement_v6(true);
+            Arc::make_mut(&mut lease).attributes.backend_v6_data = announcement_v6(true);
             let table =
                 next_table(&Table::provisional(), &Peers::from([(subnets, lease)]), UNDERLAY);
             addresses(&table).keys().map(Prefixes::to_string).collect::<Vec<_>>()
@@ -191,9 +191,10 @@ mod tests {
             .into_iter()
             .map(|(subnet, takes_ipv6)| {
                 let (subnets, mut lease) = lease(subnet, [0; 4], "");
-                lease.attributes.public_ip = None;
-                lease.attributes.public_ipv6 = "2001:db8::7".parse().ok();
-                lease.attributes.backend_v6_data = announcement_v6(takes_ipv6);
+                let attributes = &mut Arc::make_mut(&mut lease).attributes;
+                attributes.public_ip = None;
+                attributes.public_ipv6 = "2001:db8::7".parse().ok();
+                attributes.backend_v6_data = announcement_v6(takes_ipv6);
                 (subnets, lease)
             })
             .collect();

@@ -43,7 +43,7 @@ fn known(peers: &[Lease]) -> Known {
         networks: prefixes("10.5.0.0/16"),
         own: lease("10.5.100.0/24", "192.0.2.1"),
         ends_unix: Some(NOW + 2 * AGE_MAX.as_secs()),
-        peers: Arc::new(peers.iter().map(|peer| (peer.subnets, peer.clone())).collect()),
+        peers: Arc::new(peers.iter().map(|peer| (peer.subnets, peer.clone().into())).collect()),
     }
 }
 
@@ -76,6 +76,7 @@ fn assert_refused(bytes: &[u8], expected: &Expected<'_>, phrase: &str) {
 fn written_cache_reads_back() {
     let mut known = usual();
     let own = Arc::get_mut(&mut known.peers).unwrap().values_mut().next().unwrap();
+    let own = Arc::make_mut(own);
     own.key = "10.5.1.0-24&fd00:5:1::-64".to_owned();
     let data = RawValue::from_string(r#"{"VNI": 1, "x":["\n"]}"#.to_owned());
     own.attributes.backend_data = Some(crate::control::lease::RawJson(data.unwrap()));
@@ -202,7 +203,7 @@ fn oversized_cache_and_value_are_not_written() {
         let subnets = Prefixes::from(
             Prefix::new(Ipv4Addr::from_bits(0x0A05_0000 + (number << 4)), 28).unwrap(),
         );
-        (subnets, Lease { subnets, key: subnets.key(), ..large.clone() })
+        (subnets, Lease { subnets, key: subnets.key(), ..large.clone() }.into())
     });
     let flood = Known { peers: Arc::new(flood.collect()), ..usual() };
     let error = render(STORE, &usual_config(), &flood).unwrap_err();
@@ -219,7 +220,7 @@ fn cache_holds_as_many_peers_as_store() {
         let attributes = LeaseAttributes::udp(public_ip);
         let (key, created_revision) = (subnets.key(), i64::MAX);
         let like = lease("10.255.1.0/24", "192.0.2.1");
-        (subnets, Lease { subnets, key, attributes, created_revision, ..like })
+        (subnets, Lease { subnets, key, attributes, created_revision, ..like }.into())
     });
     let own = lease("10.0.1.0/24", "192.0.2.1");
     let networks = prefixes("10.0.0.0/8");

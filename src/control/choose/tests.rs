@@ -101,7 +101,8 @@ fn usable_own_lease_is_preferred() {
     let leases = [lease("10.6.1.0/24", 7), lease("10.5.3.0/24", 7), lease("10.5.4.0/24", 7)];
     let held = |leases: &[Lease], previous: Option<&str>| {
         let previous = previous.map(|text| text.parse().unwrap());
-        held_by(leases, &own, &config, previous).map(|lease| lease.subnets.to_string())
+        let leases: Vec<_> = leases.iter().cloned().map(Arc::new).collect();
+        held_by(&leases, &own, &config, previous).map(|lease| lease.subnets.to_string())
     };
     assert_eq!(held(&leases, Some("10.5.3.0/24")).as_deref(), Some("10.5.3.0/24"));
     assert_eq!(held(&leases[..1], None).as_deref(), Some("10.6.1.0/24"));

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE, REPORT_PERIOD};
@@ -80,7 +81,7 @@ impl Machine {
                     let before = self.mirror.get(&key);
                     let is_new = was_unreadable
                         || before.is_none_or(|before| !leads_the_same_way(before, &lease));
-                    self.insert(lease);
+                    self.insert(Arc::new(lease));
                     if is_new || key == self.own.lease.key {
                         self.on_changed(&key, revision, is_accident);
                     }
@@ -175,14 +176,18 @@ impl Machine {
         // What a cut listing lacks may be in the store all the same, so nothing is
         // concluded from it.
         let shows_own = !is_cut || leases.iter().any(|lease| lease.key == self.own.lease.key);
+        let mut known = BTreeMap::new();
         if !is_cut {
-            self.mirror.clear();
+            known = std::mem::take(&mut self.mirror);
             self.unreadable.clear();
             self.last_written = last_written;
         }
         let own = rejected.iter().find(|rejected| rejected.key == self.own.lease.key).cloned();
         rejected.into_iter().for_each(|entry| self.remember_unreadable(entry));
-        leases.into_iter().for_each(|lease| self.insert(lease));
+        for mut lease in leases {
+            lease.share(known.get(&lease.key));
+            self.insert(lease);
+        }
         self.revision = Some(revision);
         // A change may be of what a cut listing lacks.
         self.listed_until = if is_cut { self.listed_until.min(revision) } else { revision };
@@ -263,7 +268,7 @@ impl Machine {
     }
 
     /// The published peer that has the subnets in `key`: those that are used here, or IPv4 alone.
-    fn published_of(&self, key: &str) -> Option<&Lease> {
+    fn published_of(&self, key: &str) -> Option<&Arc<Lease>> {
         let subnets = Prefixes::from_key(key)?.within(self.own.networks)?;
         let from = subnets.v4().map_or(subnets, Prefixes::from);
         let (of, peer) = self.published.as_ref()?.range(from..).next()?;
@@ -275,12 +280,12 @@ impl Machine {
     /// outlasted it says nothing about who else is alive. Returns whether it was an accident.
     fn hold_missing(&mut self, wiped: bool) -> bool {
         let published = self.published.as_deref().into_iter().flat_map(BTreeMap::values);
-        let is_missing = |lease: &&Lease| {
+        let is_missing = |lease: &&Arc<Lease>| {
             let is_left = self.mirror.contains_key(&lease.key)
                 || self.mirror.range(keys_of(lease)).next().is_some();
             !is_left && !self.stale.holds(lease.subnets)
         };
-        let missing: Vec<Lease> = published.filter(is_missing).cloned().collect();
+        let missing: Vec<_> = published.filter(is_missing).cloned().collect();
         let of = self.live_peers();
         let own_lapsed = !self.mirror.contains_key(&self.own.lease.key);
         let accident = wiped
@@ -296,7 +301,7 @@ impl Machine {
         self.published.as_ref().map_or(0, |peers| peers.len()).saturating_sub(self.stale.len())
     }
 
-    fn hold_peers(&mut self, lost: Vec<Lease>, of: usize, wiped: bool) {
+    fn hold_peers(&mut self, lost: Vec<Arc<Lease>>, of: usize, wiped: bool) {
         let hold = self.timing.stale_hold;
         if hold.is_zero() || lost.is_empty() {
             return;

@@ -35,6 +35,7 @@ mod store;
 
 use std::net::Ipv6Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::network::{NetworkConfig, SubnetRange};
@@ -194,7 +195,7 @@ impl World {
         let known = self.nodes[index].known.clone();
         let known = known.filter(|known| known.own.attributes.node_address() == address);
         let known = known.filter(|known| known.networks == config.networks());
-        let is_own = |peer: &Lease| peer.attributes.node_address() == address;
+        let is_own = |peer: &Arc<Lease>| peer.attributes.node_address() == address;
         let known = known.filter(|known| !known.peers.values().any(is_own));
         let known = known.filter(|_| self.random.bool());
         if let Some(known) = known {

@@ -1,6 +1,7 @@
 //! The own lease: renewed by compare-and-swap, checked against every listing and change, taken
 //! again if it lapsed, given up if somebody else holds the subnet. Pure.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::state::{ABSENT, Asked, Follow, OwnEntry, REPORT_PAUSE, REPORT_PERIOD, Write};
@@ -218,7 +219,7 @@ impl Machine {
         if created_revision != 0 {
             self.newest = self.newest.max(revision);
         }
-        self.mirror.insert(found.key.clone(), found);
+        self.mirror.insert(found.key.clone(), Arc::new(found));
         self.confirm();
     }
 
@@ -299,7 +300,7 @@ impl Machine {
     pub(super) fn check_own(&mut self, watched: bool) {
         match self.mirror.get(&self.own.lease.key) {
             Some(found) if self.is_own(found) => {
-                let found = found.clone();
+                let found = Lease::clone(found);
                 self.follow_own(found);
             }
             Some(found) => {

@@ -2,6 +2,7 @@
 //! the data of the whole store. Traffic must not stop because somebody emptied a store. Pure.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::lease::{Lease, Peers};
@@ -17,7 +18,7 @@ const LOG_PAUSE: Duration = Duration::from_secs(5);
 /// Peers in their grace period, each until a moment of the boot clock.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
-    held: BTreeMap<Prefixes, (Lease, Duration)>,
+    held: BTreeMap<Prefixes, (Arc<Lease>, Duration)>,
     unlogged: Released,
     logged_at: Option<Duration>,
 }
@@ -56,7 +57,7 @@ impl Stale {
         self.held.values().map(|(_, until)| *until).min()
     }
 
-    pub(super) fn hold(&mut self, lease: Lease, until: Duration) {
+    pub(super) fn hold(&mut self, lease: Arc<Lease>, until: Duration) {
         self.held.entry(lease.subnets).or_insert((lease, until));
     }
 
@@ -87,7 +88,7 @@ impl Stale {
             !leased && !over
         });
         // What was held did not overlap each other when it was published.
-        peers.extend(self.held.iter().map(|(subnets, (lease, _))| (*subnets, lease.clone())));
+        peers.extend(self.held.iter().map(|(subnets, (lease, _))| (*subnets, Arc::clone(lease))));
         let news = self.unlogged.leased + self.unlogged.over > 0;
         let quiet = self.logged_at.is_some_and(|at| now < at + LOG_PAUSE);
         if !news || (quiet && !self.held.is_empty()) {

@@ -43,7 +43,7 @@ fn machine() -> Machine {
 }
 
 fn listing(leases: &[Lease], revision: i64) -> Event {
-    let leases = leases.to_vec();
+    let leases = leases.iter().cloned().map(Arc::new).collect();
     Event::Listed(Ok(Snapshot { leases, revision, cluster: 1, ..Snapshot::default() }))
 }
 
@@ -312,7 +312,7 @@ fn what_is_not_used_is_told_until_it_is_gone() {
     assert_eq!(unused_after(&mut machine, put), keys(&["x", &foreign.key]));
     let deleted = changed(Change::Deleted { key: foreign.key.clone(), revision: 16 });
     assert_eq!(unused_after(&mut machine, deleted), keys(&["x"]));
-    let leases = vec![lease(OWN, 1, 7), lease(1, 11, 15)];
+    let leases = vec![lease(OWN, 1, 7).into(), lease(1, 11, 15).into()];
     let all = Snapshot { leases, revision: 17, cluster: 1, ..Snapshot::default() };
     assert_eq!(unused_after(&mut machine, changed(Change::Everything(all))), keys(&[]));
 }
@@ -323,18 +323,18 @@ fn watched_lease_flood_costs_bounded_memory() {
     let own = machine.own.lease.clone();
     machine.mirror.clear();
     for number in 0..ENTRIES_MAX + 10 {
-        machine.insert(Lease { key: number.to_string(), ..own.clone() });
+        machine.insert(Lease { key: number.to_string(), ..own.clone() }.into());
     }
     assert_eq!(machine.mirror.len(), ENTRIES_MAX);
     let mut refused = machine.unreadable.values().map(|rejected| rejected.reason);
     assert_eq!(refused.next(), Some(RejectReason::TooMany), "what does not fit is not counted");
     let key = own.key.clone();
-    machine.insert(own);
+    machine.insert(own.into());
     assert!(machine.mirror.contains_key(&key), "a flood hides the own lease");
 }
 
 fn known() -> Known {
-    let peers = (1..=4).map(|n| (lease(n, 10 + n, 0).subnets, lease(n, 10 + n, 0)));
+    let peers = (1..=4).map(|n| (lease(n, 10 + n, 0).subnets, lease(n, 10 + n, 0).into()));
     Known {
         as_of_unix: 900,
         revision: 10,

@@ -10,6 +10,7 @@ use std::io::Read;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
@@ -128,7 +129,8 @@ impl KubeStore {
         snapshot.is_cut |= params.continue_token.is_some();
         self.own.listed(own, snapshot.revision);
         let held = self.own.held();
-        snapshot.leases.extend(held.map(|(subnet, attributes)| self.lease(subnet, attributes)));
+        let held = held.map(|(subnet, attributes)| Arc::new(self.lease(subnet, attributes)));
+        snapshot.leases.extend(held);
         Ok(snapshot)
     }
 

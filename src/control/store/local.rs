@@ -154,7 +154,7 @@ impl LocalWatch {
         loop {
             sleep_until(self.due).await;
             let writes = self.files.writes();
-            let mut snapshot = self.files.apart(Files::list).await?;
+            let snapshot = self.files.apart(Files::list).await?;
             if self.files.writes() != writes {
                 // Our own last write was answered meanwhile: what was read before it would look as
                 // if somebody had replaced it.
@@ -162,9 +162,6 @@ impl LocalWatch {
             }
             let leases = u32::try_from(snapshot.leases.len()).unwrap_or(u32::MAX);
             self.due = Instant::now() + READ_PERIOD + READ_PAUSE_PER_LEASE * leases;
-            // The order of a directory means nothing; sorted, equal sets compare as equal.
-            snapshot.leases.sort_by(|a, b| a.key.cmp(&b.key));
-            snapshot.rejected.sort_by(|a, b| a.key.cmp(&b.key));
             // After a write of ours the same is news: what we wrote is gone again.
             if self.last.as_ref().map(|(then, last)| (then, last)) != Some((&writes, &snapshot)) {
                 let before = self.last.replace((writes, snapshot.clone()));

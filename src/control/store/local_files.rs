@@ -57,6 +57,8 @@ const UNREADABLE: i64 = -1;
 pub(super) struct Files {
     root: PathBuf,
     calls: Arc<Semaphore>,
+    /// The leases that were last listed, in the order of their keys.
+    known: Arc<Mutex<Vec<Arc<Lease>>>>,
     /// Which directory was last listed, by device and inode.
     listed: Arc<Mutex<Option<(u64, u64)>>>,
     /// How often this process gave the right to write back.
@@ -72,7 +74,8 @@ pub(super) struct Locked<'a> {
 impl Files {
     pub(super) fn new(root: PathBuf) -> Self {
         let calls = Arc::new(Semaphore::new(CALLS_MAX));
-        Self { root, calls, listed: Arc::default(), writes: Arc::default() }
+        let (known, listed, writes) = Default::default();
+        Self { root, calls, known, listed, writes }
     }
 
     /// Does `work`, which blocks, on a thread of its own; it may go on after a time-out.
@@ -153,8 +156,9 @@ impl Files {
         config.ok_or_else(|| StoreError::NoConfig(path.display().to_string()))
     }
 
-    /// All files below `subnets/`. That the directory is another one than before is an error once:
-    /// what it lacks was not removed.
+    /// All files below `subnets/`, in the order of their names, so that equal sets compare as
+    /// equal. That the directory is another one than before is an error once: what it lacks was
+    /// not removed.
     pub(super) fn list(&self) -> StoreResult<Snapshot> {
         let path = self.subnets_path();
         let mut snapshot = Snapshot::default();
@@ -170,6 +174,14 @@ impl Files {
         }
         // What was read after another one took its place is missing.
         self.check_identity(&path)?;
+        snapshot.rejected.sort_by(|a, b| a.key.cmp(&b.key));
+        snapshot.leases.sort_by(|a, b| a.key.cmp(&b.key));
+        let mut known = lock(&self.known);
+        for lease in &mut snapshot.leases {
+            let at = known.binary_search_by(|known| known.key.cmp(&lease.key));
+            lease.share(at.ok().map(|at| &known[at]));
+        }
+        known.clone_from(&snapshot.leases);
         Ok(snapshot)
     }
 
@@ -241,7 +253,7 @@ impl Locked<'_> {
     ) -> StoreResult<()> {
         let is_unchanged = if held.revision == 0 {
             // What covers it may be another network's; the caller knows its own.
-            let takes = |other: &Lease| {
+            let takes = |other: &Arc<Lease>| {
                 let is_replaced = replaces.is_some_and(|before| before.key == other.key);
                 !is_replaced && other.subnets.within(held.subnets).is_some()
             };

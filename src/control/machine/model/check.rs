@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::End;
@@ -32,9 +33,9 @@ impl World {
         let newest = if let Life::Running(machine) = &node.life { machine.newest } else { 0 };
         let wiped =
             node.cluster != 0 && (node.cluster != snapshot.cluster || newest > snapshot.revision);
-        let missing = node.missing_from(&snapshot.leases);
+        let missing = node.missing_from(snapshot.leases.iter().map(Arc::as_ref));
         let boot = node.boot(self.time);
-        let is_own = |lease: &Lease| Some(lease.subnets) == node.previous;
+        let is_own = |lease: &Arc<Lease>| Some(lease.subnets) == node.previous;
         let own_shows = snapshot.leases.iter().any(is_own);
         let own = if own_shows { Own::Kept } else { Own::Lapsed };
         node.is_accident = hold(node, &missing, own, wiped, boot);
@@ -77,7 +78,7 @@ impl World {
         }
         let missing = gone.into_iter().map(|(revision, gone)| {
             // Whoever changed its key with its families did not vanish.
-            let mut missing = node.missing_from(self.store.state_at((point.0, revision)));
+            let mut missing = node.missing_from(self.store.state_at((point.0, revision)).iter());
             missing.retain(|subnets| gone.contains(&Some(subnets.first())));
             (revision, missing)
         });
@@ -118,7 +119,7 @@ impl World {
         assert_eq!(peers, published.len(), "node {index} counts other peers than it publishes");
         if node.is_from_cache {
             // What was at an address that is the node's by now is nobody else.
-            let other = |lease: &&Lease| lease.attributes.node_address() != node.address;
+            let other = |lease: &&Arc<Lease>| lease.attributes.node_address() != node.address;
             let remembered = node.known.as_ref().map(|known| known.peers.values().filter(other));
             let remembered = remembered
                 .is_some_and(|peers| peers.map(|lease| &lease.subnets).eq(published.keys()));
@@ -307,9 +308,9 @@ impl Node {
 
     /// What the node publishes, and does not hold, and `leases` have no more: nobody has the IPv4
     /// subnet, alone or beside one of IPv6.
-    fn missing_from(&self, leases: &[Lease]) -> Vec<Prefixes> {
+    fn missing_from<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> Vec<Prefixes> {
         let networks = self.config().networks();
-        let leased = leases.iter().filter_map(|lease| lease.subnets.within(networks));
+        let leased = leases.filter_map(|lease| lease.subnets.within(networks));
         let leased: BTreeSet<_> = leased.map(Prefixes::first).collect();
         let published = self.published.keys().filter(|subnet| !self.held.contains_key(subnet));
         published.filter(|subnets| !leased.contains(&subnets.first())).copied().collect()
@@ -320,6 +321,7 @@ impl Node {
 fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefixes, IpAddr> {
     let Some(subnet) = node.previous else { return BTreeMap::new() };
     let own = Lease::reservation(subnet, node.attributes());
+    let state: Vec<_> = state.iter().cloned().map(Arc::new).collect();
     let (peers, _) = peers::select(state.iter(), &own, node.config().networks());
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.node_address())).collect()
 }

@@ -2,6 +2,7 @@
 //! absence, when it takes a subnet, and nothing when it renews. It skips what it cannot read.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::node::attributes;
@@ -20,7 +21,7 @@ pub(super) struct Flannel {
     pub(super) v6_subnets: u16,
     own: Option<Prefixes>,
     /// What it listed, and has not written by yet.
-    listed: Option<Vec<Lease>>,
+    listed: Option<Vec<Arc<Lease>>>,
     /// When it does something next, by the world's time.
     pub(super) at: Duration,
 }
@@ -61,7 +62,7 @@ impl World {
             return true;
         }
         let Some(leases) = flannel.listed.take() else {
-            flannel.listed = Some(state.to_vec());
+            flannel.listed = Some(state.iter().cloned().map(Arc::new).collect());
             return true;
         };
         let config = network(true, flannel.v6_subnets);
@@ -74,7 +75,7 @@ impl World {
             }
             return true;
         }
-        let taken = leases.iter().filter_map(Lease::v4).collect();
+        let taken = leases.iter().filter_map(|lease| lease.v4()).collect();
         let v4 = config.v4().and_then(|range| random.choice(free_subnets(&range, taken, 100)));
         let taken = leases.iter().filter_map(|lease| lease.subnets.v6()).collect();
         let v6 = config.v6().map(|range| random.choice(free_subnets(&range, taken, 100)));

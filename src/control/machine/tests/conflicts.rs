@@ -113,6 +113,7 @@ fn restored(leases: Vec<Lease>, is_cut: bool) -> (Machine, Vec<Command>) {
     let mut machine = watching(quiet());
     let lost = StoreError::HistoryLost;
     machine.handle(Event::Changed(Err(lost)), at(10));
+    let leases = leases.into_iter().map(Arc::new).collect();
     let snapshot = Snapshot { leases, revision: 5, cluster: 1, is_cut, ..Snapshot::default() };
     let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));
     (machine, commands)
@@ -238,7 +239,7 @@ fn change_after_incomplete_listing_is_news() {
     machine.relist_at = Duration::from_secs(10);
     assert!(machine.handle(Event::Timer, at(10)).contains(&Command::List));
     // Written before the listing was made, and told of after it.
-    let leases = vec![lease(1, 11, 1)];
+    let leases = vec![lease(1, 11, 1).into()];
     let cut = Snapshot { leases, revision: 12, cluster: 1, is_cut: true, ..Snapshot::default() };
     machine.handle(Event::Listed(Ok(cut)), at(10));
     let changes = vec![deleted(2, 11), Change::Put(lease(5, 15, 12))];

@@ -82,7 +82,7 @@ async fn lease_is_readable_file_with_expiry() {
     let head = r#"{"PublicIP":"192.0.2.1","PublicIPv6":null,"Expires":""#;
     assert!(text.starts_with(head) && text.ends_with("Z\"}"), "{text}");
     let listed = lab.store.list().await.unwrap();
-    assert_eq!(listed.leases, [granted.lease]);
+    assert_eq!(listed.leases, [granted.lease.into()]);
     let names: Vec<_> = fs::read_dir(lab.path("subnets")).unwrap().collect();
     assert_eq!(names.len(), 1, "a temporary file stays: {names:?}");
 }
