@@ -21,14 +21,30 @@ struct Shared {
     has_inherited: bool,
     owner: Owner,
     offered: watch::Sender<Offered>,
-    is_carrying: watch::Sender<bool>,
+    step: watch::Sender<Step>,
     /// The weftd that has handed over has not let go of everything yet.
-    has_predecessor: watch::Sender<bool>,
+    has_held: watch::Sender<bool>,
+    /// It has not ended, or stands by, and would go on should this one end.
+    has_predecessor: AtomicBool,
     is_leaving: AtomicBool,
     /// Workers that have outlived their tunnel.
     lingering: Mutex<Vec<Worker>>,
     /// What runs WireGuard in this process, which has outlived its backend.
     lingering_wireguard: Mutex<Option<Arc<dyn Send + Sync>>>,
+}
+
+/// How far a weftd is that goes on for another one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Step {
+    /// It prepares itself, and the other one carries packets.
+    #[default]
+    Prepares,
+    /// It needs what the other one still has.
+    NeedsRoom,
+    /// Packets are carried by the store's leases.
+    Carries,
+    /// It can't, though the other one has let go: why.
+    Fails(String),
 }
 
 /// Who has what a weftd was started with.
@@ -71,11 +87,18 @@ impl Handover {
     /// weftd is [`Owner::Running`] with them, and makes others where it may.
     pub fn new(descriptors: Vec<OwnedFd>, owner: Owner) -> Self {
         let has_inherited = !descriptors.is_empty();
-        let has_predecessor = watch::Sender::new(owner != Owner::Keeper);
+        let is_before = owner != Owner::Keeper;
+        let (has_held, has_predecessor) = (watch::Sender::new(is_before), is_before.into());
         let inherited = Mutex::new(has_inherited.then_some(descriptors));
         let owner = if has_inherited { owner } else { Owner::Keeper };
-        let shared =
-            Shared { inherited, has_inherited, owner, has_predecessor, ..Shared::default() };
+        let shared = Shared {
+            inherited,
+            has_inherited,
+            owner,
+            has_held,
+            has_predecessor,
+            ..Shared::default()
+        };
         Self(Arc::new(shared))
     }
 
@@ -84,15 +107,37 @@ impl Handover {
         self.0.offered.subscribe()
     }
 
-    /// Waits until packets are carried by the store's leases.
-    pub async fn carrying(&self) {
+    /// Waits until this weftd can't go on without what the one before has, or does not need it.
+    pub async fn past_preparing(&self) {
         // The sender lives as long as this.
-        self.0.is_carrying.subscribe().wait_for(|is| *is).await.ok();
+        self.0.step.subscribe().wait_for(|step| *step != Step::Prepares).await.ok();
+    }
+
+    /// Waits until packets are carried by the store's leases, or can't be.
+    pub async fn outcome(&self) -> Result<(), String> {
+        let mut step = self.0.step.subscribe();
+        let ended = step.wait_for(|step| matches!(step, Step::Carries | Step::Fails(_))).await;
+        match ended.as_deref() {
+            Ok(Step::Fails(why)) => Err(why.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// The weftd that has handed over has let go of everything.
+    pub fn has_room(&self) {
+        self.0.has_held.send_replace(false);
+    }
+
+    /// It will not go on any more.
     pub fn is_alone(&self) {
-        self.0.has_predecessor.send_replace(false);
+        self.0.has_predecessor.store(false, Ordering::Relaxed);
+    }
+
+    /// Closes what the next weftd may need, which has it, or makes its own.
+    pub fn let_go(&self) {
+        self.end_workers();
+        drop(lock(&self.0.inherited).take());
+        self.0.offered.send_replace(Offered::Nothing);
     }
 
     /// From here on the workers outlive their tunnel.
@@ -106,9 +151,9 @@ impl Handover {
         drop(lock(&self.0.lingering_wireguard).take());
     }
 
-    /// Whether another weftd waits until packets are carried here, or still lets go.
+    /// Whether another weftd waits until packets are carried here.
     pub fn has_predecessor(&self) -> bool {
-        *self.0.has_predecessor.borrow()
+        self.0.has_predecessor.load(Ordering::Relaxed)
     }
 
     /// Whether the next weftd can go on with this one now: one take-over at a time.
@@ -172,9 +217,10 @@ impl Handover {
     /// Has the weftd before, and what an earlier start of this process has left, let go of
     /// everything, and waits for that.
     pub(super) async fn clear(&self) {
-        self.is_carrying();
+        self.advances(Step::NeedsRoom);
+        self.end_workers();
         // The sender lives as long as this.
-        self.0.has_predecessor.subscribe().wait_for(|has| !*has).await.ok();
+        self.0.has_held.subscribe().wait_for(|has| !*has).await.ok();
     }
 
     /// What there is for the next one now.
@@ -184,8 +230,23 @@ impl Handover {
 
     /// Packets are carried by the store's leases.
     pub(super) fn is_carrying(&self) {
-        self.0.is_carrying.send_if_modified(|is| !std::mem::replace(is, true));
+        self.advances(Step::Carries);
         self.end_workers();
+    }
+
+    /// Packets can't be carried, though the weftd before has let go: it is to go on.
+    pub(super) fn fails(&self, why: String) {
+        self.advances(Step::Fails(why));
+    }
+
+    fn advances(&self, to: Step) {
+        self.0.step.send_if_modified(|step| {
+            let is_news = *step != Step::Carries && *step != to;
+            if is_news {
+                *step = to;
+            }
+            is_news
+        });
     }
 
     /// Whether workers outlive their tunnel, which then goes on.

@@ -72,7 +72,8 @@ pub(super) struct OwnDevice {
 /// here: the two would take each other's peers and addresses from it.
 pub(super) async fn refuse_anothers(names: &[String], claim: &Claim<'_>) -> StartResult {
     let links = netlink::links().await?.into_iter();
-    let links = links.filter(|link| is_tunnel_device(link) && names.contains(&link.id.name));
+    // One that runs WireGuard itself has a TUN device.
+    let links = links.filter(|link| names.contains(&link.id.name));
     let addresses = all_addresses().await?;
     let former = claim.previous_subnet.map(|subnet| IpAddr::from(subnet.network()));
     let is_anothers = |address: IpAddr| {

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -49,13 +49,17 @@ use self::device::{WireguardDevice, WireguardError};
 use self::health::{Followed, WireguardHealth};
 use self::plan::{Plan, Underlay, is_too_narrow, plans};
 use self::tunnel::{Goal, Made, Tunnel};
-use self::userspace::{Uapis, Userspace};
+use self::userspace::{Uapis, Userspace, UserspaceError};
 use crate::config::options::WireguardChoice;
 
 const KIND: BackendKind = BackendKind::Wireguard;
 
 /// The longest time between two comparisons: the kernel reports no change of peers.
 const PERIOD: Duration = Duration::from_secs(10);
+
+/// How long what the weftd before has let go of may fail to come up here, tries included: longer
+/// than the kernel takes to free a name and a port.
+const TAKE_MAX: Duration = Duration::from_secs(5);
 
 /// What a start has got.
 #[derive(Debug)]
@@ -90,6 +94,9 @@ pub(super) async fn prepare(
     let is_held = is_held(handover).await?;
     let waits = is_held && dataplane.wireguard != WireguardChoice::Kernel;
     if waits {
+        if plans.iter().any(|plan| plan.underlay == Underlay::Either) {
+            return Err(WireguardError::from(UserspaceError::EitherFamily).into());
+        }
         device = userspace();
     } else if is_held {
         handover.clear().await;
@@ -252,6 +259,7 @@ impl WireguardBackend {
     /// Follows the leases and repairs what breaks. The kernel's devices stay when this is dropped.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
         let (mut peers, wireguard) = (None, self.reporter.wireguard.clone());
+        let mut took_at: Option<Instant> = None;
         let uapis = Arc::clone(&self.uapis);
         let mut answers = std::pin::pin!(uapis.serve());
         let tell = move |states| drop(wireguard.send_replace(states));
@@ -266,6 +274,7 @@ impl WireguardBackend {
                     if std::mem::take(&mut self.waits) {
                         info!("taking the devices from the weftd before, whose sessions end");
                         self.handover.clear().await;
+                        took_at = Some(Instant::now());
                     }
                     continue;
                 }
@@ -274,6 +283,11 @@ impl WireguardBackend {
             if let Some(error) = failed {
                 self.reporter.count(|done| done.failures += 1);
                 self.log("device", &format!("{}; retrying", with_causes(&error)));
+                if took_at.is_some_and(|at| at.elapsed() >= TAKE_MAX) {
+                    self.handover.fails(with_causes(&error));
+                }
+            } else if took_at.take().is_some() {
+                self.handover.is_carrying();
             }
             self.host.finish(is_complete);
         }

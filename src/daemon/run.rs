@@ -371,7 +371,7 @@ async fn keep_readiness(
     // If the start fails, the sender is dropped, and this future with it.
     rules.wait_for(|rules| rules.settled).await.ok();
     if run.kept.handover.has_predecessor() {
-        run.kept.handover.carrying().await;
+        run.kept.handover.outcome().await.ok();
     }
     let mut was_ready = false;
     loop {

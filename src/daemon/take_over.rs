@@ -7,9 +7,10 @@
 //! Where the kernel carries the packets, the control plane is all that there is to take over.
 //!
 //! On the socket: a byte from the new weftd, for who says nothing asks for nothing; the descriptors
-//! with one byte; a last byte from the new one, once it carries packets. The old one closes the
-//! connection when it has closed everything else; the new one closes it without that byte only by
-//! its own end.
+//! with one byte; a byte from the new one, once it carries packets, or can't without what the old
+//! one has; a byte from the old one, which has closed everything; a last byte from the new one,
+//! once it carries packets. The new one closes the connection without it only by its own end, and
+//! then the old one starts again. An earlier version ends in place of the old one's last byte.
 //!
 //! There is one take-over at a time: the new one hands nothing over before the old one has let go.
 //! A third weftd asks again and again. The lock of the subnet file goes from hand to hand without a
@@ -26,7 +27,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -65,13 +66,18 @@ const STAND_BY_LOOK: Duration = Duration::from_secs(1);
 /// After which the running one says that it still waits for the new one to carry packets.
 const START_USUAL: Duration = Duration::from_secs(60);
 
+const ENDED: &str = "it has ended before it carried packets";
+
 const GO: u8 = b'g';
-const RUNNING: u8 = b'r';
+const NEEDS_ROOM: u8 = b'r';
+const CARRIES: u8 = b'c';
 /// With the descriptors: the first of them is the lock of the subnet file, or there is none.
 const LOCKED: u8 = b'l';
 const UNLOCKED: u8 = b'u';
 /// Instead of them.
 const NOTHING: u8 = b'n';
+/// From the old one, which has let go.
+const CLOSED: u8 = b'q';
 
 /// What a weftd starts with.
 pub(super) struct Beginning {
@@ -182,37 +188,49 @@ async fn receive(stream: &UnixStream) -> anyhow::Result<Option<(Option<OwnedFd>,
     Ok(Some((lock, descriptors)))
 }
 
-/// Lets the weftd that has handed over end, once this one carries packets; an error if it does not
-/// within `start_max`.
+/// Has the weftd that has handed over let go, once this one carries packets or needs what that one
+/// has, and end, once this one carries packets; an error if it does not within `start_max`, or
+/// can't.
 pub(super) async fn release(
     predecessor: &mut Option<Predecessor>,
     handover: &Handover,
     start_max: Duration,
 ) -> anyhow::Result<Infallible> {
     if predecessor.is_some() {
-        timeout(start_max, handover.carrying()).await.with_context(|| {
+        let carried = timeout(start_max, replace(predecessor, handover)).await.with_context(|| {
             format!(
                 "--take-over: this weftd carries no packets after {start_max:?}, and nobody renews \
                  the lease meanwhile; the one before goes on"
             )
         })?;
-    }
-    handover.carrying().await;
-    if let Some(Predecessor(stream)) = predecessor {
-        let told = stream.write_u8(RUNNING).await;
-        // From here on it does not start again, whatever becomes of this one.
-        let stream = predecessor.take().map(|Predecessor(stream)| stream);
-        match (told, stream) {
-            // It says nothing more.
-            (Ok(()), Some(mut stream)) => drop(timeout(LET_GO_MAX, stream.read_u8()).await),
-            (Ok(()), None) => {}
-            (Err(error), _) => {
-                info!("the weftd that has handed over has ended before it was told to: {error}");
-            }
-        }
+        carried.map_err(|why| anyhow!("--take-over: {why}; the weftd before goes on"))?;
     }
     handover.is_alone();
     pending().await
+}
+
+async fn replace(predecessor: &mut Option<Predecessor>, handover: &Handover) -> Result<(), String> {
+    handover.past_preparing().await;
+    if tell(predecessor, NEEDS_ROOM).await != Some(CLOSED) {
+        // One of an earlier version, or that took too long: it does not start again.
+        drop(predecessor.take());
+    }
+    handover.has_room();
+    handover.outcome().await?;
+    // From here on the other one does not start again, whatever becomes of this one.
+    tell(predecessor, CARRIES).await;
+    drop(predecessor.take());
+    Ok(())
+}
+
+/// Says `word`, and gives the answer; `None` if that is the end of the connection.
+async fn tell(predecessor: &mut Option<Predecessor>, word: u8) -> Option<u8> {
+    let Predecessor(stream) = predecessor.as_mut()?;
+    if let Err(error) = stream.write_u8(word).await {
+        info!("the weftd that has handed over has ended before it was told to: {error}");
+        return None;
+    }
+    timeout(LET_GO_MAX, stream.read_u8()).await.ok()?.ok()
 }
 
 /// Whether this process is the first of its container: the runtime would start it again if it
@@ -272,7 +290,8 @@ pub(super) async fn answer(
 }
 
 /// Sends the tunnel's descriptors and the lock to `successor`. The workers go on until those of the
-/// successor carry packets, or this process is stopped, which gives false.
+/// successor carry packets, or need what these have; it is waited for in any case. False if this
+/// process is stopped meanwhile.
 pub(super) async fn hand_over(
     successor: &mut Successor,
     handover: &Handover,
@@ -288,15 +307,21 @@ pub(super) async fn hand_over(
     };
     let lock_file = lock.borrow().as_ref().map(DaemonLock::duplicate).transpose()?;
     info!("handing the tunnel over to a weftd that starts with --take-over");
+    let taken = async {
+        successor.takes(lock_file, &descriptors).await?;
+        drop(descriptors);
+        handover.let_go();
+        successor.carries().await
+    };
     let is_taken = tokio::select! {
-        taken = successor.takes(lock_file, &descriptors) => {
+        taken = taken => {
             taken?;
             true
         }
         never = notify::keep_watchdog(|| None) => match never {},
         () = stop => false,
     };
-    handover.end_workers();
+    handover.let_go();
     if let Some(lock) = lock.take() {
         lock.leave();
     }
@@ -311,31 +336,45 @@ fn process_behind(stream: &UnixStream) -> Option<OwnedFd> {
 }
 
 impl Successor {
-    /// Hands over, and waits until the new weftd carries packets. Drop it once all that was handed
-    /// over is closed here.
+    /// Hands over, and waits until the new weftd carries packets, or needs room.
     async fn takes(&mut self, lock: Option<OwnedFd>, tunnel: &[OwnedFd]) -> anyhow::Result<()> {
         let borrowed: Vec<_> = lock.iter().chain(tunnel).map(AsFd::as_fd).collect();
         let byte = if lock.is_some() { LOCKED } else { UNLOCKED };
         let send = || send_with(&self.stream, &[byte], &borrowed);
         let sent = self.stream.async_io(Interest::WRITABLE, send).await;
         sent.context("the descriptors can't be sent")?;
-        let mut answer = pin!(self.stream.read_u8());
-        let word = match timeout(START_USUAL, &mut answer).await {
-            Ok(word) => word,
-            Err(_elapsed) => {
-                warn!(
-                    "the weftd that is to take over carries no packets after {START_USUAL:?}, so \
-                     this one goes on, by the peers of then, and nobody renews the lease; see its \
-                     log. If it is stopped, this one starts again"
-                );
-                answer.await
-            }
-        };
-        if !matches!(word, Ok(RUNNING)) {
+        let goes_on = "so this one goes on, by the peers of then";
+        if self.word(goes_on).await != Some(NEEDS_ROOM) {
             self.has_ended().await;
-            bail!("it has ended before it carried packets");
+            bail!(ENDED);
         }
         Ok(())
+    }
+
+    /// Says that everything is closed here, and waits until the new weftd carries packets. Drop it
+    /// once the lock is left to it.
+    async fn carries(&mut self) -> anyhow::Result<()> {
+        self.stream.write_u8(CLOSED).await.ok();
+        if self.word("and so does nobody").await == Some(CARRIES) {
+            return Ok(());
+        }
+        // One of an earlier version says nothing, and lives.
+        let has_ended = timeout(LET_GO_MAX, self.has_ended()).await.is_ok();
+        ensure!(self.process.is_none() || !has_ended, ENDED);
+        Ok(())
+    }
+
+    /// The next word of the new weftd; `None` if the connection ends.
+    async fn word(&mut self, meanwhile: &str) -> Option<u8> {
+        let mut word = pin!(self.stream.read_u8());
+        if let Ok(word) = timeout(START_USUAL, &mut word).await {
+            return word.ok();
+        }
+        warn!(
+            "the weftd that is to take over carries no packets after {START_USUAL:?}, {meanwhile}, \
+             and nobody renews the lease; see its log. If it is stopped, this one starts again"
+        );
+        word.await.ok()
     }
 
     /// Waits for the end of its process, and with it of all its files: the connection need not be

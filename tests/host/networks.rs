@@ -188,15 +188,25 @@ fn a_network_that_changes_its_backend_leaves_the_other_networks_device() {
     hosts.assert_apart(&[&RED, &Network { device: "wire0", ..GREEN }]);
 }
 
+const WHITE: Network = Network {
+    name: "white",
+    config: r#"{"Network":"10.90.0.0/16","Backend":{"Type":"wireguard"}}"#,
+    flags: &["--wireguard=userspace"],
+    device: "flannel-wg",
+};
+
 #[test]
 fn what_two_networks_cannot_share_is_refused_by_name() {
-    let hosts = Hosts::start(&[&BLUE, &RED]);
+    let hosts = Hosts::start(&[&BLUE, &RED, &WHITE]);
     let other = |name, config| Network { name, config, flags: &[], device: "" };
     let port = r#"{"Network":"10.80.0.0/16","Backend":{"Type":"udp"}}"#;
     let vni = r#"{"Network":"10.80.0.0/16","Backend":{"Type":"vxlan"}}"#;
-    for (name, config, named) in
-        [("port", port, ["8285", "Port"]), ("vni", vni, ["flannel.1", "VNI"])]
-    {
+    let key = r#"{"Network":"10.80.0.0/16","Backend":{"Type":"wireguard","ListenPort":51900}}"#;
+    for (name, config, named) in [
+        ("port", port, ["8285", "Port"]),
+        ("vni", vni, ["flannel.1", "VNI"]),
+        ("key", key, ["flannel-wg", "another network"]),
+    ] {
         let said = hosts.refused(&other(name, config));
         for word in named {
             assert!(said.contains(word), "{name}: {word} is not named: {said}");
@@ -209,7 +219,7 @@ fn what_two_networks_cannot_share_is_refused_by_name() {
     let address: Value = serde_json::from_str(&text).unwrap();
     let own = hosts.leases[1][0].network().to_string();
     assert_eq!(address[0]["addr_info"][0]["local"], own.as_str(), "{text}");
-    hosts.assert_apart(&[&BLUE, &RED]);
+    hosts.assert_apart(&[&BLUE, &RED, &WHITE]);
 }
 
 #[test]

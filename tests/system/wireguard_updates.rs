@@ -1,7 +1,8 @@
 //! WireGuard in userspace while one weftd follows another, as an update of a DaemonSet has it: keys
 //! are agreed on anew at once, whoever sends, and connections go on.
 
-use std::net::SocketAddr;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -98,4 +99,33 @@ fn who_only_sends_is_heard_at_once_after_an_update() {
         assert!(is_heard, "what the other pod sends is lost:\n{}", first.output());
         assert!(first.stop(Signal::TERM).0);
     });
+}
+
+/// What the first has let go of comes up nowhere: it has it again.
+#[test]
+fn the_first_goes_on_if_the_next_cannot_have_what_it_needs() {
+    let mut overlay = overlay();
+    let (config, store) =
+        (CONFIG.replace("udp", "wireguard"), overlay.files().join("store/config"));
+    let taken = udp_socket(&overlay.lab.hosts[0], Ipv4Addr::UNSPECIFIED);
+    let backend = |text: &str| config.replace(r#""Type":"wireguard""#, text);
+    let configs = [
+        backend(&format!(r#""Type":"udp","Port":{}"#, port(&taken))),
+        backend(&format!(r#""Type":"wireguard","ListenPort":{}"#, port(&taken))),
+        backend(r#""Type":"wireguard","Mode":"auto""#),
+    ];
+    for other in configs {
+        assert_ne!(other, config);
+        fs::write(&store, &other).expect("a file of the test");
+        let mut next = overlay.weftd(0, &["--take-over", HERE[0]]);
+        assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+        fs::write(&store, &config).expect("a file of the test");
+        assert!(overlay.daemons[0].ended().is_none(), "{}", overlay.daemons[0].output());
+        overlay.traffic_resumes(PATIENCE, &format!("a take-over that failed with {other}"));
+    }
+    // It is whole, and hands over again.
+    let next = overlay.weftd(0, &["--take-over", HERE[0]]);
+    overlay.daemons[0].wait(PATIENCE);
+    overlay.daemons[0] = next;
+    overlay.traffic_resumes(PATIENCE, "a take-over");
 }

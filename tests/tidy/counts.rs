@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 566, 4715),
-    ("backend", 11945, 124257),
+    ("backend", 12001, 124709),
     ("bin", 15, 144),
     ("config", 1947, 19880),
-    ("daemon", 3827, 39606),
+    ("daemon", 3851, 39876),
     ("control", 5925, 59978),
     ("device", 494, 5308),
     ("engine", 2265, 21341),
