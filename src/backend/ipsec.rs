@@ -58,6 +58,10 @@ const NO_ADDRESS: &str = "charon, which encrypts packets itself here, takes no k
                           before an interface of this host has an address of its subnet: the \
                           bridge of its first pod, as a rule";
 
+/// The MTU of charon's own device, `ipsec0`: TUN_DEFAULT_MTU of strongSwan's tun_device.c, which
+/// nothing sets.
+const CHARON_MTU_BYTES: u32 = 1400;
+
 /// Of a charon that weftd has started, and can't once more, without the rights of the start.
 const KEEPER_GONE: &str = "; its process weft-charon starts it again, but if that is gone too \
                            (`pgrep weft-charon`), restart weftd, which starts both";
@@ -75,12 +79,11 @@ pub(super) async fn prepare(
     settings: &IpsecBackendConfig,
     external: &ExternalInterface,
 ) -> StartResult<(LeaseAttributes, IpsecReserved)> {
-    if mtu_bytes(settings, external) < Ipv4Addr::MTU_BYTES_MIN {
+    if mtu_bytes(settings, EspPlane::Kernel, external) < Ipv4Addr::MTU_BYTES_MIN {
         let what = format!("the external interface has MTU {}", external.mtu_bytes);
         return Err(no_room::<Ipv4Addr>(&what, settings.overhead_bytes()).into());
     }
-    let client = charon::find_or_start().await?;
-    let session = Session::new(client).await.map_err(CharonError::from)?;
+    let session = charon::find_or_start().await?;
     let IpsecBackendConfig { is_in_udp, esp_proposal, .. } = settings;
     info!("IPSec config: UDPEncap={is_in_udp} ESPProposal={esp_proposal}");
     let is_charon_ours = charon::is_ours();
@@ -88,8 +91,9 @@ pub(super) async fn prepare(
     Ok((addresses(KIND, external), reserved))
 }
 
-fn mtu_bytes(settings: &IpsecBackendConfig, external: &ExternalInterface) -> u32 {
-    external.mtu_bytes.saturating_sub(settings.overhead_bytes())
+fn mtu_bytes(settings: &IpsecBackendConfig, plane: EspPlane, external: &ExternalInterface) -> u32 {
+    let of_link = external.mtu_bytes.saturating_sub(settings.overhead_bytes());
+    if plane == EspPlane::Charon { of_link.min(CHARON_MTU_BYTES) } else { of_link }
 }
 
 /// Removes what takes the packets of these networks to another backend's peers, and ends charon if
@@ -314,7 +318,7 @@ impl IpsecBackend {
             wanted.iter().map(|(name, connection)| (connection.peer.subnet, name)).collect();
         let (mut hosts, mut known, mut unusable) =
             (PeerHosts::new(), BTreeMap::new(), Unusable::new());
-        let mut lacking = BTreeSet::new();
+        let (mut lacking, mut unreachable) = (BTreeSet::new(), 0);
         let addresses = netlink::addresses().await.ok();
         for lease in leases {
             let Some((subnet, host)) = Ipv4Addr::peer(lease) else {
@@ -324,12 +328,14 @@ impl IpsecBackend {
             let name = names.get(&subnet).map(|name| name.as_str()).unwrap_or_default();
             if let Some(refused) = outcome.and_then(|it| it.refused.get(name)) {
                 unusable.insert(lease.subnets, with_causes(refused));
+                unreachable += 1;
                 continue;
             }
             let association =
                 outcome.map(|it| it.associations.get(name).copied().unwrap_or_default());
             if let Some(why) = self.amiss(subnet, association, addresses.as_deref()).await {
                 unusable.insert(lease.subnets, why.to_owned());
+                unreachable += 1;
                 continue;
             }
             if association.is_some_and(|it| it.installed_unix.is_none()) {
@@ -342,11 +348,12 @@ impl IpsecBackend {
             let all = unusable.len();
             self.log("unusable", &format!("{subnets} is not set up: {why} ({all} in all)"));
         }
-        let (done, failed) = (hosts.len() - lacking.len(), lacking.len() + unusable.len());
+        let (done, failed) = (hosts.len() - lacking.len(), lacking.len() + unreachable);
         self.reporter.hosts(hosts, done, failed);
         self.reporter.ipsec.send_replace(Arc::new(known));
         self.reporter.state(|state| {
-            state.done.leases_unusable = unusable.len() as u64;
+            // The others' leases are as they should be.
+            state.done.leases_unusable = (unusable.len() - unreachable) as u64;
             state.unusable = Arc::new(unusable);
         });
     }
@@ -387,7 +394,7 @@ impl IpsecBackend {
     /// Reports the interface, and gives the backend in one line.
     fn report_external(&self) -> String {
         let external = self.host.external();
-        let mtu_bytes = mtu_bytes(&self.settings, external);
+        let mtu_bytes = mtu_bytes(&self.settings, self.plane, external);
         let by = if self.is_charon_ours { ", which weftd started" } else { "" };
         let in_udp = self.settings.is_in_udp || self.plane == EspPlane::Charon;
         let form = if in_udp { "ESP in UDP" } else { "ESP" };

@@ -12,11 +12,13 @@ use tracing::{error, info, warn};
 use crate::backend::handover::Handover;
 use crate::backend::running::{Backend, Prepared};
 use crate::backend::setup::{Claim, Setup, addresses};
+use crate::backend_kind::BackendKind;
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
 use crate::control::backoff::{BACKOFF, Backoff};
 use crate::control::error::AcquireError;
+use crate::control::error::StoreResult;
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::SubnetManager;
 use crate::control::run::Held;
@@ -35,6 +37,9 @@ use crate::route::{Families, Prefixes};
 /// First and longest pause between two attempts to read the network configuration. flanneld's is a
 /// second; with a little less a node is ready within a second of its store.
 const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
+
+/// What a start does that has no subnet yet, as the status shows it.
+const ASKING: &str = "asking the store for a subnet";
 
 /// A start that has its subnet.
 pub(super) struct Begun {
@@ -198,7 +203,23 @@ impl Start<'_> {
             handover: self.handover,
             wireguard_key_file: &self.options.wireguard_key_file,
         };
+        let is_ipsec = plan.settings.kind() == BackendKind::Ipsec;
+        let step = if is_ipsec { "waiting for charon" } else { "preparing the backend" };
+        self.manager.status().start_is_at(Some(step));
         plan.settings.prepare(claim, former).await.context(REGISTRATION_PHRASE)
+    }
+
+    /// What this node has published before, where the backend goes by that.
+    async fn former(
+        self,
+        plan: &Configured,
+        external: &ExternalInterface,
+    ) -> StoreResult<Option<LeaseAttributes>> {
+        if !plan.settings.goes_by_former() {
+            return Ok(None);
+        }
+        let own = addresses(plan.settings.kind(), external);
+        self.manager.former(&plan.network, &own).await
     }
 
     /// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it,
@@ -214,20 +235,19 @@ impl Start<'_> {
         let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
         let (manager, mut ready) = (self.manager, None);
         let status = manager.status();
-        status.start_is_at(Some("asking the store for a subnet"));
+        status.start_is_at(Some(ASKING));
         loop {
             // Made once: what a node publishes may be the output of a command.
-            let former = match ready.is_none() && plan.settings.goes_by_former() {
-                true => {
-                    let own = addresses(plan.settings.kind(), external);
-                    manager.former(&plan.network, &own).await
-                }
-                false => Ok(None),
-            };
-            let made = match (ready.take(), former) {
-                (Some(made), _) => Ok(made),
-                (None, Ok(former)) => Ok(self.prepare(&plan, external, former.as_ref()).await?),
-                (None, Err(error)) => Err(error),
+            let made = match ready.take() {
+                Some(made) => Ok(made),
+                None => match self.former(&plan, external).await {
+                    Ok(former) => {
+                        let made = self.prepare(&plan, external, former.as_ref()).await?;
+                        status.start_is_at(Some(ASKING));
+                        Ok(made)
+                    }
+                    Err(error) => Err(error),
+                },
             };
             let error = match made {
                 Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {

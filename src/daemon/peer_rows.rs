@@ -240,8 +240,9 @@ fn note_ipsec(row: &mut Peer, host: IpAddr) {
              and 4500 pass both ways?"
         ),
         Some(_) => format!(
-            "charon has an IKE SA with {host} and no CHILD SA: have both nodes the same \
-             ESPProposal, and does this kernel have ESP and its algorithms (charon's log)?"
+            "charon has an IKE SA with {host} and no CHILD SA: it tries every 30 s. Have both \
+             nodes the same ESPProposal, does this kernel have ESP and its algorithms (charon's \
+             log), and, where charon encrypts itself there, has that node a pod yet?"
         ),
     });
 }

@@ -318,6 +318,18 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         })
     }
 
+    /// Why nothing is sent to a peer in this state.
+    fn nothing_sent(&self, peer: &Peer) -> String {
+        let state = peer.state;
+        let why = format!("that peer is {state}: weftd sends none there, see `weft peers`");
+        match self.carried_by {
+            CarriedBy::Workers => why,
+            CarriedBy::Kernel | CarriedBy::Others => {
+                why + "; another route of this host, as the default one, may take it, unencrypted"
+            }
+        }
+    }
+
     /// A packet of this host's pods.
     fn outward(&self, question: &Question, ends: Ends<A>, steps: &mut Vec<String>) -> LastStep {
         let destination = ends.destination;
@@ -335,8 +347,7 @@ impl<'a, A: ToldFamily> ThisHost<'a, A> {
         };
         steps.push(leased(destination, peer));
         if !peer.state.is_sent_to() {
-            let state = peer.state;
-            return Err(format!("that peer is {state}: weftd sends none there, see `weft peers`"));
+            return Err(self.nothing_sent(peer));
         }
         if A::via(peer).is_none() {
             return Err("that peer takes no packets of this family: none go there".to_owned());

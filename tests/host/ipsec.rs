@@ -182,8 +182,12 @@ fn wire_during(lab: &Lab, dir: &Path, work: impl FnOnce()) -> Vec<u8> {
 #[test]
 fn pods_talk_and_the_wire_shows_udp_4500_and_nothing_of_it() {
     let site = Site::start();
-    assert_eq!(site.leases[0].mtu_bytes, 1500 - 85, "flannel's");
     let (lab, to) = (&site.lab, site.pod(1));
+    // charon's device takes no more than this, and 1,415 by the link.
+    let longest = site.leases[0].mtu_bytes - 28;
+    assert_eq!(longest, 1372, "of the payload of a ping");
+    let (size, target) = (longest.to_string(), to.to_string());
+    lab.pods[0].exec(&["ping", "-q", "-c1", "-W5", "-Mdo", "-s", &size, &target]);
     let wire = wire_during(lab, site.dir.path(), || {
         let to = to.to_string();
         let argv = ["ping", "-q", "-c5", "-i0.02", "-W2", "-p", "4d41524b4552", "-s1000", &to];
@@ -292,6 +296,9 @@ fn what_keeps_packets_from_charon_is_told_by_its_cause() {
     // As a second charon on the host leaves it behind.
     site.lab.hosts[0].exec(&["ip", "rule", "del", "pref", "220"]);
     wait_until(SOON, "weftd says that packets do not reach charon", || is_set_up(&site, false));
+    let status = Status::try_of(&site.home(0)).expect("weftd runs").0;
+    let counts = [&status["backend"]["peers_failed"], &status["backend"]["leases_unusable"]];
+    assert_eq!(counts.map(|it| it.as_u64()), [Some(1), Some(0)], "of one peer: {status}");
     kill_process(site.charon(0).expect("charon runs"), Signal::KILL).unwrap();
     site.wait_for_pings("after charon was started anew, as weftd advises");
     wait_until(SOON, "nothing is wrong any more", || is_set_up(&site, true));
@@ -303,6 +310,9 @@ fn a_restart_of_weftd_mends_what_became_of_its_charon() {
     let keeper = site.process(1, "weft-charon").expect("weftd has made it");
     kill_process(keeper, Signal::KILL).unwrap();
     kill_process(site.charon(1).expect("charon runs"), Signal::KILL).unwrap();
+    // The number of the killed one is another process's by now.
+    let number = std::process::id().to_string();
+    fs::write(site.dir.path().join("run1/charon.pid"), number).unwrap();
     wait_until(SOON, "the status says what is to be done", || {
         let status = Status::try_of(&site.home(1));
         status.is_some_and(|it| it.0["dataplane_wrong"].is_string())

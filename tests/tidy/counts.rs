@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 566, 4715),
-    ("backend", 12001, 124709),
+    ("backend", 12020, 124970),
     ("bin", 15, 144),
     ("config", 1947, 19880),
-    ("daemon", 3851, 39876),
+    ("daemon", 3868, 39982),
     ("control", 5925, 59978),
     ("device", 494, 5308),
     ("engine", 2265, 21341),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 282, 2495),
     ("status", 638, 4685),
     ("sys", 1258, 13383),
-    ("tool", 5870, 64589),
+    ("tool", 5880, 64646),
     ("wireguard", 1481, 14404),
 ];
 

@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use crate::backend::extension::command::WITHHELD;
 
 use super::client::{Client, DIRECTORY, SOCKET, ViciError};
+use super::session::Session;
 
 /// What the process of ours calls itself, instead of `weftd`.
 const KEEPER: &str = "weft-charon";
@@ -27,6 +28,9 @@ const KEEPER: &str = "weft-charon";
 /// Where flannel's images, distributions and Debian have charon.
 const DIRECTORIES: [&str; 4] =
     ["/usr/lib/ipsec", "/usr/lib/strongswan", "/usr/libexec/strongswan", "/usr/libexec/ipsec"];
+
+/// What charon that starts reads, and writes its number to.
+const PID_FILE: &str = "/var/run/charon.pid";
 
 /// charon starts within a second, and tests run on busy machines.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -54,9 +58,10 @@ pub enum CharonError {
     Unstartable(PathBuf, #[source] io::Error),
     /// It was started in vain.
     #[error(
-        "{} was started and does not listen at {SOCKET}: it must be able to write to {DIRECTORY}, \
-         or run as a service of its own; or another one runs and has lost its socket (`pgrep \
-         charon`): end that. What it logs, mostly to the system's log, may say more",
+        "{} was started and does not stay, or does not listen at {SOCKET}: it must be able \
+         to write to {DIRECTORY}, or run as a service of its own; or another one runs and has lost \
+         its socket (`pgrep charon`): end that. What it logs, mostly to the system's log, may say \
+         more",
         .0.display()
     )]
     Silent(PathBuf, #[source] ViciError),
@@ -68,16 +73,16 @@ pub enum CharonError {
     Useless(#[from] ViciError),
 }
 
-/// A connection to the charon that runs, or else to one that is started.
-pub(super) async fn find_or_start() -> Result<Client, CharonError> {
+/// A session with the charon that runs, or else with one that is started.
+pub(super) async fn find_or_start() -> Result<Session, CharonError> {
     let absent = match Client::connect().await {
         Err(error @ ViciError::Absent(_)) => error,
-        connected => return Ok(connected?),
+        connected => return Ok(Session::new(connected?).await?),
     };
     let Some(program) = installed() else { return Err(CharonError::Missing(absent)) };
     if keeper().is_some() {
         // It may be about to start charon again.
-        match connection().await {
+        match session().await {
             Err(ViciError::Absent(_)) => {}
             connected => return Ok(connected?),
         }
@@ -86,8 +91,8 @@ pub(super) async fn find_or_start() -> Result<Client, CharonError> {
     }
     let started = start(&program);
     let keeper = started.map_err(|error| CharonError::Unstartable(program.clone(), error))?;
-    match connection().await {
-        Err(error @ ViciError::Absent(_)) => {
+    match session().await {
+        Err(error @ (ViciError::Absent(_) | ViciError::Broken(..))) => {
             if let Some(id) = keeper.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
                 kill_process(id, Signal::TERM).ok();
             }
@@ -97,13 +102,16 @@ pub(super) async fn find_or_start() -> Result<Client, CharonError> {
     }
 }
 
-/// A connection to a charon that starts.
-async fn connection() -> Result<Client, ViciError> {
+/// A session with a charon that starts, and may end once more before it stays.
+async fn session() -> Result<Session, ViciError> {
     let give_up = Instant::now() + START_MAX;
     loop {
-        match Client::connect().await {
-            Err(ViciError::Absent(_)) if Instant::now() < give_up => sleep(LOOK_PAUSE).await,
-            connected => return connected,
+        let made = async { Session::new(Client::connect().await?).await };
+        match made.await {
+            Err(ViciError::Absent(_) | ViciError::Broken(..)) if Instant::now() < give_up => {
+                sleep(LOOK_PAUSE).await;
+            }
+            made => return made,
         }
     }
 }
@@ -185,6 +193,7 @@ async fn keep(program: &Path) -> io::Result<()> {
     let mut pause = PAUSES.0;
     loop {
         let began = Instant::now();
+        forget_other_process(Path::new(PID_FILE));
         let mut command = Command::new(program);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let ended = match command.spawn() {
@@ -200,6 +209,19 @@ async fn keep(program: &Path) -> io::Result<()> {
             () = sleep(pause) => {}
             _ = terminate.recv() => return Ok(()),
         }
+    }
+}
+
+/// Removes a pid file that names a process which lives and is no charon: the number is that of one
+/// that was killed, and any charon that starts would take it for itself.
+fn forget_other_process(file: &Path) {
+    let Ok(text) = std::fs::read_to_string(file) else { return };
+    let Ok(Ok(process)) = text.trim().parse().map(Process::new) else { return };
+    let Ok(name) = process.stat().map(|stat| stat.comm) else { return };
+    if !name.contains("charon") {
+        let (shown, pid) = (file.display(), process.pid);
+        tell(&format!("{shown} names process {pid}, which is {name:?} and no charon: removing it"));
+        std::fs::remove_file(file).ok();
     }
 }
 
