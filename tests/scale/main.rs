@@ -36,6 +36,8 @@ const CLAIMS_LAPSE: Duration = Duration::from_secs(45);
 const IDLE: Duration = Duration::from_secs(60);
 /// Until every watch knows that it is dead.
 const CUT: Duration = Duration::from_secs(40);
+/// Beyond how long a watch lives after which weftd counts its failures anew.
+const WATCH_STEADY: Duration = Duration::from_secs(15);
 /// Of the nodes that are restarted one by one.
 const RESTARTS_MAX: usize = 20;
 
@@ -182,6 +184,8 @@ async fn history_lost(members: &Members, subject: &mut Subject, live: &mut [Live
 
 /// From the end of the leader to the first write that is taken, and to that in all tables.
 async fn leader_lost(members: &Members, subject: &mut Subject, live: &mut [Live]) -> Value {
+    // A watch that has lived for less is opened again after the pauses of before.
+    sleep(WATCH_STEADY).await;
     members.move_leader(KNOWN[0]);
     members.kill(KNOWN[0]);
     let began = Instant::now();
