@@ -7,5 +7,6 @@ mod scale;
 mod store;
 #[path = "../support/mod.rs"]
 mod support;
+mod to_kubernetes;
 mod traffic;
 mod warm_start;
