@@ -39,7 +39,8 @@ use crate::backend::kernel::{CloudRoute, KernelBackend, Means};
 use crate::backend::setup::Setup;
 use crate::backend::status::PlaneState;
 use crate::backend_kind::BackendKind;
-use crate::config::network::{AccessKey, CloudBackendConfig, KeySecret};
+use crate::config::network::{AccessKey, CloudBackendConfig};
+use crate::config::options::Secret;
 use crate::control::backoff::{Backoff, jittered};
 use crate::control::changes::next_change;
 use crate::control::clock::unix_seconds;
@@ -157,7 +158,7 @@ fn access_key(kind: BackendKind, settings: &CloudBackendConfig) -> Result<Access
     let given = settings.access_key.clone();
     let of_environment = || {
         let (id, secret) = variable("ACCESS_KEY_ID").zip(variable("ACCESS_KEY_SECRET"))?;
-        Some(AccessKey { id, secret: KeySecret::new(secret) })
+        Some(AccessKey { id, secret: Secret(secret) })
     };
     given.or_else(of_environment).ok_or_else(|| {
         CloudError::Unusable(format!(

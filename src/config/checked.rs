@@ -1,5 +1,5 @@
-//! What checks of flags and variables have in common: their error, how URLs are read, and what is a
-//! host's address, which goes for leases as well.
+//! What checks of flags, variables and the network's configuration have in common: their error,
+//! secrets, how URLs are read, and what is a host's address, which goes for leases as well.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use hyper::Uri;
+use zeroize::{Zeroize, ZeroizeOnDrop};
 
 /// Why the values of the flags stop a start.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +16,11 @@ pub(super) struct OptionError(pub(super) String);
 
 /// What a check of flags or variables gives.
 pub(super) type Result<T> = std::result::Result<T, OptionError>;
+
+/// A text that is never shown, and that its memory doesn't keep.
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop, derive_more::Debug)]
+#[debug("***")]
+pub struct Secret(pub String);
 
 /// Looks up a variable of the environment.
 pub type Variable<'a> = &'a dyn Fn(&str) -> Option<OsString>;

@@ -14,10 +14,10 @@ use crate::backend_kind::{BackendKind, BackendName};
 use crate::route::{Families, Prefixes};
 
 pub use backends::{
-    CommandLine, ExtensionBackendConfig, IkePsk, IpsecBackendConfig, UdpBackendConfig,
-    VxlanBackendConfig, WireguardBackendConfig, WireguardMode, flag, shown,
+    CommandLine, ExtensionBackendConfig, IpsecBackendConfig, UdpBackendConfig, VxlanBackendConfig,
+    WireguardBackendConfig, WireguardMode, flag, shown,
 };
-pub use cloud::{AccessKey, CloudBackendConfig, KeySecret};
+pub use cloud::{AccessKey, CloudBackendConfig};
 pub use json::NetworkConfigError;
 use json::{boolean, wrong};
 pub use range::{ConfigFamily, SubnetRange};

@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use crate::config::checked::{is_host_address, without_secrets};
+pub use crate::config::checked::{Secret, is_host_address, without_secrets};
 use crate::config::kube::KubeOptions;
 use crate::route::Families;
 use crate::status::Setting;
@@ -138,11 +138,6 @@ pub struct Credentials {
     /// The password.
     pub password: Secret,
 }
-
-/// A text that must never be shown.
-#[derive(Clone, derive_more::Debug)]
-#[debug("***")]
-pub struct Secret(pub String);
 
 /// How to find the external interface and the public address.
 #[derive(Debug, Clone, Default)]

@@ -1,6 +1,5 @@
 //! Keys of WireGuard: 32 bytes each, as texts in base64. No text of a secret one is ever shown.
 
-use std::fmt;
 use std::str::FromStr;
 
 use base64::Engine as _;
@@ -57,11 +56,13 @@ const OF_LOW_ORDER: [[u8; KEY_BYTES]; 7] = [
 ];
 
 /// What proves a host to be the one of its public key.
-#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop, derive_more::Debug)]
+#[debug("***")]
 pub struct PrivateKey([u8; KEY_BYTES]);
 
 /// What all hosts of a network share besides, against whoever breaks Curve25519 one day.
-#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop, derive_more::Debug)]
+#[debug("***")]
 pub struct PresharedKey([u8; KEY_BYTES]);
 
 impl PublicKey {
@@ -109,12 +110,6 @@ macro_rules! secret {
         impl From<[u8; KEY_BYTES]> for $key {
             fn from(bytes: [u8; KEY_BYTES]) -> Self {
                 Self(bytes)
-            }
-        }
-
-        impl fmt::Debug for $key {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("***")
             }
         }
 

@@ -130,7 +130,7 @@ impl Ali {
         all.insert("SignatureVersion", "1.0".to_owned());
         all.insert("SignatureNonce", nonce);
         all.insert("Timestamp", now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
-        let signature = rpc_signature("POST", &all, self.key.secret.text());
+        let signature = rpc_signature("POST", &all, &self.key.secret.0);
         all.insert("Signature", signature);
         query(&all)
     }

@@ -194,7 +194,7 @@ impl Session {
         ]);
         let Credentials { key, token } = &self.credentials;
         if let Some(token) = token {
-            headers.insert("x-amz-security-token", token.text().to_owned());
+            headers.insert("x-amz-security-token", token.0.clone());
         }
         let scheme = Scheme {
             algorithm: "AWS4-HMAC-SHA256",
@@ -202,12 +202,12 @@ impl Session {
             time: &time,
             scope: &[time.get(..8).unwrap_or_default(), &self.region, "ec2", "aws4_request"],
         };
-        let proof = authorization(&scheme, (&key.id, key.secret.text()), &headers, body.as_bytes());
+        let proof = authorization(&scheme, (&key.id, &key.secret.0), &headers, body.as_bytes());
         let request = Request::post(format!("{}/", self.endpoint)).header(AUTHORIZATION, proof);
         let request = request.header(HOST, host).header(CONTENT_TYPE, FORM);
         let request = request.header("x-amz-date", time);
         match token {
-            Some(token) => request.header("x-amz-security-token", token.text()),
+            Some(token) => request.header("x-amz-security-token", &token.0),
             None => request,
         }
     }

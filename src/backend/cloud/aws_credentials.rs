@@ -17,7 +17,8 @@ use super::error::CloudError;
 use super::http::{Http, variable};
 use super::provider::Result;
 use super::sign::query;
-use crate::config::network::{AccessKey, KeySecret};
+use crate::config::network::AccessKey;
+use crate::config::options::Secret;
 use crate::control::own_thread::on_own_thread;
 
 /// Where a container's relative path leads.
@@ -28,13 +29,13 @@ const CONTAINER: &str = "http://169.254.170.2";
 pub(super) struct Credentials {
     pub(super) key: AccessKey,
     /// Comes with those that expire.
-    pub(super) token: Option<KeySecret>,
+    pub(super) token: Option<Secret>,
 }
 
 impl Credentials {
     fn of(id: String, secret: String, token: Option<String>) -> Self {
-        let token = token.filter(|token| !token.is_empty()).map(KeySecret::new);
-        Self { key: AccessKey { id, secret: KeySecret::new(secret) }, token }
+        let token = token.filter(|token| !token.is_empty()).map(Secret);
+        Self { key: AccessKey { id, secret: Secret(secret) }, token }
     }
 }
 
@@ -243,11 +244,14 @@ mod tests {
     #[test]
     fn a_profile_has_its_keys() {
         let of = |named| of_profile(FILE, "", named).unwrap().unwrap();
-        assert_eq!((of(None).key.id.as_str(), of(None).key.secret.text()), ("AKID1", "s3cret1"));
+        assert_eq!(
+            (of(None).key.id.as_str(), of(None).key.secret.0.as_str()),
+            ("AKID1", "s3cret1")
+        );
         assert!(of(None).token.is_none());
         let other = of(Some("other"));
         assert_eq!(other.key.id, "AKID2");
-        assert_eq!(other.token.as_ref().map(KeySecret::text), Some("t0ken"));
+        assert_eq!(other.token.as_ref().map(|token| token.0.as_str()), Some("t0ken"));
         let shown = format!("{other:?}");
         assert!(!shown.contains("s3cret") && !shown.contains("t0ken"), "{shown}");
     }

@@ -14,7 +14,7 @@ use super::http::{Http, endpoint, metadata_base, variable};
 use super::plan::{Change, Entry, Leads, Own, Table};
 use super::provider::{Found, Result, list, text};
 use crate::backend_kind::BackendKind;
-use crate::config::network::KeySecret;
+use crate::config::options::Secret;
 use crate::route::Prefix;
 
 /// As `GCE_METADATA_HOST` has it.
@@ -28,7 +28,7 @@ const OPERATION_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// One round's way to the API.
 struct Session {
-    token: KeySecret,
+    token: Secret,
     project: String,
     /// `projects/P/zones/Z/instances/I`.
     instance: String,
@@ -196,7 +196,7 @@ impl Session {
         let request = Request::builder()
             .method(method)
             .uri(url)
-            .header(AUTHORIZATION, format!("Bearer {}", self.token.text()))
+            .header(AUTHORIZATION, format!("Bearer {}", self.token.0))
             .header(CONTENT_TYPE, "application/json");
         let body = body.map(Value::to_string).unwrap_or_default();
         let answer = http.ask(operation, request, body).await?;
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn a_route_leads_here_or_elsewhere_or_is_another_networks() {
         let session = Session {
-            token: KeySecret::new("t0ken".to_owned()),
+            token: Secret("t0ken".to_owned()),
             project: "p".to_owned(),
             instance: "projects/p/zones/z/instances/i".to_owned(),
             network: "projects/p/global/networks/n".to_owned(),

@@ -16,7 +16,7 @@ use super::error::CloudError;
 use super::http::{Http, variable};
 use super::provider::Result;
 use super::sign::encoded;
-use crate::config::network::KeySecret;
+use crate::config::options::Secret;
 use crate::control::own_thread::on_own_thread;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/compute";
@@ -54,7 +54,7 @@ struct Failure {
 pub(super) async fn token(
     http: &Http,
     of_instance: impl AsyncFnOnce() -> Result<String>,
-) -> Result<KeySecret> {
+) -> Result<Secret> {
     let text = match variable(VARIABLE) {
         Some(path) => of_file(http, path).await?,
         None => of_instance().await.map_err(|error| match error {
@@ -67,7 +67,7 @@ pub(super) async fn token(
     };
     let token: Token = serde_json::from_str(&text)
         .map_err(|_secret| CloudError::Unusable("the access token can't be read".to_owned()))?;
-    Ok(KeySecret::new(token.access_token))
+    Ok(Secret(token.access_token))
 }
 
 async fn of_file(http: &Http, path: String) -> Result<String> {

@@ -127,7 +127,7 @@ impl Tencent {
             time: &time,
             scope: &[&day, "vpc", "tc3_request"],
         };
-        let key = (self.key.id.as_str(), self.key.secret.text());
+        let key = (self.key.id.as_str(), self.key.secret.0.as_str());
         let proof = authorization(&scheme, key, &headers, body.as_bytes());
         Request::post(format!("{endpoint}/"))
             .header(AUTHORIZATION, proof)

@@ -73,7 +73,7 @@ impl Connection {
         Request::command("load-shared")
             .text("id", &self.name())
             .text("type", "IKE")
-            .text("data", settings.psk.text())
+            .text("data", &settings.psk.0)
             .list_of("owners", &self.peer.public_address.to_string())
     }
 
@@ -237,7 +237,7 @@ mod tests {
         let of_charon = child(&said(&connection().load(&settings(), EspPlane::Charon)));
         assert_eq!((of_charon.text("policies"), of_charon.text("reqid")), (None, None));
         let shared = said(&connection().share(&settings()));
-        assert_eq!(shared.text("data"), Some(settings().psk.text()));
+        assert_eq!(shared.text("data"), Some(settings().psk.0.as_str()));
         assert_eq!(shared.list("owners"), ["192.0.2.2"]);
     }
 

@@ -4,9 +4,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
-use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::backend_kind::{BackendKind, UDP_PORT};
+use crate::config::checked::Secret;
 use crate::wireguard::keys::PresharedKey;
 use crate::words::words;
 
@@ -148,28 +148,11 @@ fn preshared_key(settings: &Value) -> Result<Option<PresharedKey>, NetworkConfig
     }
 }
 
-/// What all hosts prove themselves to each other with. It is never shown.
-#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
-pub struct IkePsk(String);
-
-impl IkePsk {
-    /// The text, for charon.
-    pub fn text(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for IkePsk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
 /// The ipsec backend's own keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IpsecBackendConfig {
-    /// What all hosts share.
-    pub psk: IkePsk,
+    /// What all hosts prove themselves to each other with.
+    pub psk: Secret,
     /// Whether ESP goes in UDP datagrams even without a NAT in between.
     pub is_in_udp: bool,
     /// The algorithms, in strongSwan's words.
@@ -201,7 +184,7 @@ impl IpsecBackendConfig {
             )));
         }
         Ok(Self {
-            psk: IkePsk(psk.to_owned()),
+            psk: Secret(psk.to_owned()),
             is_in_udp: flag(settings, "UDPEncap")?,
             esp_proposal: text("ESPProposal")?.map_or(Self::ESP_PROPOSAL, |it| it).to_owned(),
         })
@@ -389,7 +372,7 @@ mod tests {
         let psk = "s3cret!".repeat(14);
         let of = |settings: &Value| IpsecBackendConfig::parse(settings);
         let usual = of(&json!({ "PSK": psk })).unwrap();
-        assert_eq!((usual.psk.text(), usual.is_in_udp), (psk.as_str(), false));
+        assert_eq!((usual.psk.0.as_str(), usual.is_in_udp), (psk.as_str(), false));
         assert_eq!(usual.esp_proposal, "aes128gcm16-sha256-prfsha256-ecp256");
         let given = json!({"psk": psk, "UDPEncap": true, "espproposal": "aes256-sha256"});
         let all = of(&given).unwrap();

@@ -1,33 +1,10 @@
 //! The `Backend` object's keys of the clouds, with flannel's names.
 
-use std::fmt;
-
 use serde_json::Value;
-use zeroize::{Zeroize, ZeroizeOnDrop};
+
+use crate::config::checked::Secret;
 
 use super::json::{NetworkConfigError, member, wrong};
-
-/// The secret half of an access key. It is never shown.
-#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
-pub struct KeySecret(String);
-
-impl KeySecret {
-    /// From the text of one.
-    pub fn new(text: String) -> Self {
-        Self(text)
-    }
-
-    /// The text, to sign with.
-    pub fn text(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for KeySecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
 
 /// Names and proves who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +12,7 @@ pub struct AccessKey {
     /// Its name.
     pub id: String,
     /// What it is proved with.
-    pub secret: KeySecret,
+    pub secret: Secret,
 }
 
 /// The keys of a cloud's backend.
@@ -75,7 +52,7 @@ impl CloudBackendConfig {
             ))),
         };
         let both = text("AccessKeyID")?.zip(text("AccessKeySecret")?);
-        let access_key = both.map(|(id, secret)| AccessKey { id, secret: KeySecret(secret) });
+        let access_key = both.map(|(id, secret)| AccessKey { id, secret: Secret(secret) });
         Ok(Self { access_key, ..Self::default() })
     }
 }
@@ -108,7 +85,7 @@ mod tests {
         let given = json!({"AccessKeyID": "AKID", "accesskeysecret": "s3cret"});
         let config = of(&given).unwrap();
         let key = config.access_key.clone().unwrap();
-        assert_eq!((key.id.as_str(), key.secret.text()), ("AKID", "s3cret"));
+        assert_eq!((key.id.as_str(), key.secret.0.as_str()), ("AKID", "s3cret"));
         assert!(!format!("{config:?}").contains("s3cret"));
         assert!(!super::super::shown(&given).to_string().contains("s3cret"), "in `weft lease`");
         for half in [json!({"AccessKeyID": "AKID"}), json!({"AccessKeySecret": "s"}), json!({})] {
