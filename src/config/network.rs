@@ -107,13 +107,13 @@ impl NetworkConfig {
 
     /// The networks of each family.
     pub fn networks(&self) -> Prefixes {
-        self.ranges.map(|range| range.network, |range| range.network).into()
+        self.ranges.map(|range| range.network, |range| range.network)
     }
 
     /// The first and the last subnets that may be leased.
     pub fn bounds(&self) -> [Prefixes; 2] {
         let bounds = self.ranges.map(|range| range.bounds(), |range| range.bounds());
-        [0, 1].map(|end| bounds.map(|v4| v4[end], |v6| v6[end]).into())
+        [0, 1].map(|end| bounds.map(|v4| v4[end], |v6| v6[end]))
     }
 
     /// What of `subnets` may be leased here.

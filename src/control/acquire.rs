@@ -183,7 +183,7 @@ impl Search<'_> {
             |range| kept.0.map_or_else(|| self.one_of(&range, taken_v4), Ok),
             |range| kept.1.map_or_else(|| self.one_of(&range, taken_v6), Ok),
         );
-        Ok(picked.transpose()?.into())
+        picked.transpose()
     }
 
     /// A free subnet of `range`.

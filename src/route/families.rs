@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 /// One of each family, or of one.
 ///
 /// INVARIANT: there is at least one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Families<V4, V6> {
-    v4: Option<V4>,
-    v6: Option<V6>,
+    pub(super) v4: Option<V4>,
+    pub(super) v6: Option<V6>,
 }
 
 /// A family of which nothing else is to be said; IPv4 alone, if nobody says anything.

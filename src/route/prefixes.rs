@@ -12,13 +12,7 @@ const NO_IPV4_KEY: &str = "0.0.0.0-0";
 const KEY_LENGTH_BITS_MAX: (u8, u8) = (31, 127);
 
 /// A prefix of IPv4, of IPv6, or one of each.
-///
-/// INVARIANT: there is at least one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Prefixes {
-    v4: Option<Prefix>,
-    v6: Option<Prefix<Ipv6Addr>>,
-}
+pub type Prefixes = Families<Prefix, Prefix<Ipv6Addr>>;
 
 impl From<Prefix> for Prefixes {
     fn from(prefix: Prefix) -> Self {
@@ -28,38 +22,11 @@ impl From<Prefix> for Prefixes {
 
 impl From<Prefix<Ipv6Addr>> for Prefixes {
     fn from(prefix: Prefix<Ipv6Addr>) -> Self {
-        Self { v4: None, v6: Some(prefix) }
-    }
-}
-
-impl From<Families<Prefix, Prefix<Ipv6Addr>>> for Prefixes {
-    fn from(prefixes: Families<Prefix, Prefix<Ipv6Addr>>) -> Self {
-        Self { v4: prefixes.v4(), v6: prefixes.v6() }
+        Self::of_v6(None, prefix)
     }
 }
 
 impl Prefixes {
-    /// What there is of both; `None` if there is neither.
-    pub fn new(v4: Option<Prefix>, v6: Option<Prefix<Ipv6Addr>>) -> Option<Self> {
-        (v4.is_some() || v6.is_some()).then_some(Self { v4, v6 })
-    }
-
-    /// The one of IPv4, and `v6` if there is one.
-    pub fn of_v4(v4: Prefix, v6: Option<Prefix<Ipv6Addr>>) -> Self {
-        Self { v4: Some(v4), v6 }
-    }
-
-    /// The one of IPv4.
-    #[inline]
-    pub fn v4(self) -> Option<Prefix> {
-        self.v4
-    }
-
-    /// The one of IPv6.
-    pub fn v6(self) -> Option<Prefix<Ipv6Addr>> {
-        self.v6
-    }
-
     /// The one of IPv4 alone, or that of IPv6 where there is no other.
     pub fn first(self) -> Self {
         self.v4.map_or(self, Self::from)
@@ -67,7 +34,7 @@ impl Prefixes {
 
     /// Of which families there are some.
     pub fn families(self) -> Families<(), ()> {
-        Families::new(self.v4.map(|_| ()), self.v6.map(|_| ())).unwrap_or_default()
+        self.map(|_| (), |_| ())
     }
 
     /// The network address of the first.
@@ -163,7 +130,7 @@ impl Prefixes {
             return Self::new(None, v6);
         }
         let v4 = Prefix::from_key(v4).ok()?;
-        (1..=v4_max).contains(&v4.length_bits()).then_some(Self { v4: Some(v4), v6 })
+        (1..=v4_max).contains(&v4.length_bits()).then(|| Self::of_v4(v4, v6))
     }
 }
 
@@ -179,9 +146,9 @@ impl FromStr for Prefixes {
     /// Reads what is displayed; host bits are masked off.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text.split_once(',') {
-            Some((v4, v6)) => Self { v4: Some(v4.parse()?), v6: Some(v6.parse()?) },
-            None if text.contains(':') => Self { v4: None, v6: Some(text.parse()?) },
-            None => Self { v4: Some(text.parse()?), v6: None },
+            Some((v4, v6)) => Self::of_v4(v4.parse()?, Some(v6.parse()?)),
+            None if text.contains(':') => Self::of_v6(None, text.parse()?),
+            None => Self::of_v4(text.parse()?, None),
         })
     }
 }
