@@ -6,7 +6,7 @@ use crate::control::lease::{Lease, LeaseAttributes, RawJson};
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::{FamilyListing, Listing};
 use crate::host::state::KernelFamily;
-use crate::route::Prefix;
+use crate::route::{Prefix, Routed};
 
 /// How flannel's names of VXLAN devices begin, those of IPv4 and of IPv6; the VNI follows.
 pub const VXLAN_NAMES: [&str; 2] = ["flannel.", "flannel-v6."];
@@ -15,9 +15,7 @@ pub const VXLAN_NAMES: [&str; 2] = ["flannel.", "flannel-v6."];
 pub const WIREGUARD_NAMES: [&str; 2] = ["flannel-wg", "flannel-wg-v6"];
 
 /// A family whose packets hosts carry for their pods.
-pub(super) trait CarriedFamily: KernelFamily {
-    /// Its name.
-    const NAME: &'static str;
+pub(super) trait CarriedFamily: KernelFamily + Routed {
     /// What a lease's value calls [`Self::host`].
     const HOST_FIELD: &'static str;
     /// Which of [`VXLAN_NAMES`].
@@ -27,7 +25,9 @@ pub(super) trait CarriedFamily: KernelFamily {
     fn own(external: &ExternalInterface) -> Option<Self>;
 
     /// A node's subnet.
-    fn subnet(lease: &Lease) -> Option<Prefix<Self>>;
+    fn subnet(lease: &Lease) -> Option<Prefix<Self>> {
+        Self::of_both(lease.subnets)
+    }
 
     /// Where others reach it.
     fn host(attributes: &LeaseAttributes) -> Option<Self>;
@@ -51,16 +51,11 @@ pub(super) trait CarriedFamily: KernelFamily {
 }
 
 impl CarriedFamily for Ipv4Addr {
-    const NAME: &'static str = "IPv4";
     const HOST_FIELD: &'static str = "PublicIP";
     const VXLAN_NAME: &'static str = VXLAN_NAMES[0];
 
     fn own(external: &ExternalInterface) -> Option<Self> {
         external.v4().map(|v4| v4.address)
-    }
-
-    fn subnet(lease: &Lease) -> Option<Prefix> {
-        lease.v4()
     }
 
     fn host(attributes: &LeaseAttributes) -> Option<Self> {
@@ -77,16 +72,11 @@ impl CarriedFamily for Ipv4Addr {
 }
 
 impl CarriedFamily for Ipv6Addr {
-    const NAME: &'static str = "IPv6";
     const HOST_FIELD: &'static str = "PublicIPv6";
     const VXLAN_NAME: &'static str = VXLAN_NAMES[1];
 
     fn own(external: &ExternalInterface) -> Option<Self> {
         external.v6().map(|v6| v6.address)
-    }
-
-    fn subnet(lease: &Lease) -> Option<Prefix<Self>> {
-        lease.subnets.v6()
     }
 
     fn host(attributes: &LeaseAttributes) -> Option<Self> {

@@ -21,6 +21,8 @@ pub trait IpAddress:
 
     /// Bits of an address.
     const BITS: u8;
+    /// The family's name.
+    const NAME: &'static str;
     /// What a prefix of the family is called and looks like.
     const PREFIX: &'static str;
 
@@ -50,13 +52,14 @@ mod sealed {
     impl Sealed for std::net::Ipv6Addr {}
 }
 
-/// A family by its address, the integer of the same size, and what a prefix of it is.
+/// A family by its address, the integer of the same size, its name, and what a prefix of it is.
 macro_rules! family {
-    ($address:ty, $family:ident, $bits:ty, $prefix:literal) => {
+    ($address:ty, $family:ident, $bits:ty, $name:literal, $prefix:literal) => {
         impl IpAddress for $address {
             type Bits = $bits;
 
             const BITS: u8 = <$bits>::BITS as u8;
+            const NAME: &'static str = $name;
             const PREFIX: &'static str = $prefix;
 
             fn of(address: IpAddr) -> Option<Self> {
@@ -92,5 +95,5 @@ macro_rules! family {
     };
 }
 
-family!(Ipv4Addr, V4, u32, "an IPv4 prefix such as 10.5.0.0/16");
-family!(Ipv6Addr, V6, u128, "an IPv6 prefix such as fd00:5::/48");
+family!(Ipv4Addr, V4, u32, "IPv4", "an IPv4 prefix such as 10.5.0.0/16");
+family!(Ipv6Addr, V6, u128, "IPv6", "an IPv6 prefix such as fd00:5::/48");

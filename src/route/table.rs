@@ -81,6 +81,9 @@ pub struct Routes<A: IpAddress> {
 pub trait Routed: Family {
     /// Those routes.
     fn routes(table: &Table) -> &Routes<Self>;
+
+    /// The prefix of the family, if there is one.
+    fn of_both(prefixes: Prefixes) -> Option<Prefix<Self>>;
 }
 
 impl Routed for Ipv4Addr {
@@ -88,12 +91,20 @@ impl Routed for Ipv4Addr {
     fn routes(table: &Table) -> &Routes<Self> {
         &table.v4
     }
+
+    fn of_both(prefixes: Prefixes) -> Option<Prefix> {
+        prefixes.v4()
+    }
 }
 
 impl Routed for Ipv6Addr {
     #[inline(always)]
     fn routes(table: &Table) -> &Routes<Self> {
         &table.v6
+    }
+
+    fn of_both(prefixes: Prefixes) -> Option<Prefix<Self>> {
+        prefixes.v6()
     }
 }
 

@@ -121,8 +121,7 @@ fn network<A: ConfigFamily>(given: Option<&Value>) -> Result<Prefix<A>, NetworkC
         // flannel takes the network of everything for "not given".
         (Some(network), _) if network.length_bits() > 0 => check_forwarded(network),
         (None, Some(other)) => {
-            let family = if A::BITS == 32 { "IPv4" } else { "IPv6" };
-            Err(wrong(&key, &format!("an {family} network such as \"{example}\""), other))
+            Err(wrong(&key, &format!("an {} network such as \"{example}\"", A::NAME), other))
         }
         (Some(_), _) | (None, None) => Err(NetworkConfigError::Invalid(format!(
             "please define a correct {key} parameter in the flannel config, such as {example}"
@@ -185,8 +184,7 @@ fn bound<A: ConfigFamily>(
     let Some(value) = json::member(config, &key) else { return Ok(None) };
     let address: Option<A> = value.as_str().and_then(|text| text.parse().ok());
     let address = address.ok_or_else(|| {
-        let family = if A::BITS == 32 { "IPv4" } else { "IPv6" };
-        wrong(&key, &format!("an {family} address such as \"{}\"", A::EXAMPLES.1), value)
+        wrong(&key, &format!("an {} address such as \"{}\"", A::NAME, A::EXAMPLES.1), value)
     })?;
     if A::mask(0) == address.bits() {
         return Ok(None);

@@ -5,20 +5,15 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::forward::decide::Leased;
 use crate::host::state::KernelFamily;
 use crate::netfilter::program::{IP6TABLES, IPTABLES, Iptables};
-use crate::route::{Prefix, Prefixes, Routed};
+use crate::route::{Prefix, Routed};
 use crate::status::{Lease, Peer, Status, Via};
 
 /// A family, as the tool and the programs that it asks know it.
 pub(in crate::tool) trait ToldFamily: Routed + KernelFamily {
-    /// Its name.
-    const NAME: &'static str;
     /// What nft calls it.
     const NFT: &'static str;
     /// Its programs of iptables.
     const IPTABLES: Iptables;
-
-    /// The prefix of the family, if there is one.
-    fn of_both(prefixes: Prefixes) -> Option<Prefix<Self>>;
 
     /// Where a peer's packets go.
     fn via(peer: &Peer) -> Option<Via>;
@@ -40,13 +35,8 @@ pub(in crate::tool) trait ToldFamily: Routed + KernelFamily {
 }
 
 impl ToldFamily for Ipv4Addr {
-    const NAME: &'static str = "IPv4";
     const NFT: &'static str = "ip";
     const IPTABLES: Iptables = IPTABLES;
-
-    fn of_both(prefixes: Prefixes) -> Option<Prefix> {
-        prefixes.v4()
-    }
 
     fn via(peer: &Peer) -> Option<Via> {
         Some(peer.via)
@@ -58,13 +48,8 @@ impl ToldFamily for Ipv4Addr {
 }
 
 impl ToldFamily for Ipv6Addr {
-    const NAME: &'static str = "IPv6";
     const NFT: &'static str = "ip6";
     const IPTABLES: Iptables = IP6TABLES;
-
-    fn of_both(prefixes: Prefixes) -> Option<Prefix<Self>> {
-        prefixes.v6()
-    }
 
     fn via(peer: &Peer) -> Option<Via> {
         peer.ipv6_via
