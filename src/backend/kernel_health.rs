@@ -130,13 +130,12 @@ impl KernelHealth {
     /// A tunnel's packets are lost without a word where no route leads.
     async fn path(&self, host: IpAddr) -> Result<PathToHost, NetlinkError> {
         let from = self.own.iter().find(|own| own.is_ipv4() == host.is_ipv4());
-        match (self.port.zip(from), host) {
-            (Some((port, from)), _) => {
+        match self.port.zip(from) {
+            Some((port, from)) => {
                 let [from, to] = [*from, host].map(|address| SocketAddr::new(address, port));
                 netlink::path_of_datagram(from, to).await
             }
-            (None, IpAddr::V4(host)) => netlink::path_to(host).await,
-            (None, IpAddr::V6(host)) => netlink::path_to(host).await,
+            None => netlink::path_to(host).await,
         }
     }
 

@@ -98,17 +98,14 @@ pub async fn look(
 }
 
 async fn path_to(destination: IpAddr, families: Families<(), ()>) -> Found<PathToHost> {
-    let path = match (destination.to_canonical(), families.v4(), families.v6()) {
-        (IpAddr::V4(destination), Some(()), _) => netlink::path_to(destination).await,
-        (IpAddr::V6(destination), _, Some(())) => netlink::path_to(destination).await,
-        (IpAddr::V4(_), None, _) => {
-            return Err(format!("{destination} is an IPv4 address, but the network has no IPv4"));
-        }
-        (IpAddr::V6(_), _, None) => {
-            return Err(format!("{destination} is an IPv6 address, but the tunnel runs over IPv4"));
-        }
-    };
-    path.map_err(|error| with_causes(&error))
+    let host = destination.to_canonical();
+    if host.is_ipv4() && families.v4().is_none() {
+        return Err(format!("{destination} is an IPv4 address, but the network has no IPv4"));
+    }
+    if host.is_ipv6() && families.v6().is_none() {
+        return Err(format!("{destination} is an IPv6 address, but the tunnel runs over IPv4"));
+    }
+    netlink::path_to(host).await.map_err(|error| with_causes(&error))
 }
 
 /// Chooses by flannel's order: `--iface` in order, then `--iface-regex` in order, then

@@ -87,7 +87,8 @@ pub async fn addresses<A: KernelFamily>() -> Result<Vec<Address<A>>> {
 }
 
 /// How the kernel would reach `destination` now (`ip route get`).
-pub async fn path_to<A: KernelFamily>(destination: A) -> Result<PathToHost> {
+pub async fn path_to(destination: impl Into<IpAddr>) -> Result<PathToHost> {
+    let destination = destination.into();
     path(format!("find the route to {destination}"), decode::to_host(destination)).await
 }
 
@@ -98,10 +99,7 @@ pub async fn path_of_datagram(
     to: impl Into<SocketAddr>,
 ) -> Result<PathToHost> {
     let (from, to) = (from.into(), to.into());
-    let mut query = match to.ip() {
-        IpAddr::V4(to) => decode::to_host(to),
-        IpAddr::V6(to) => decode::to_host(to),
-    };
+    let mut query = decode::to_host(to.ip());
     query.header.source_prefix_length = query.header.destination_prefix_length;
     query.attributes.extend([
         RouteAttribute::Source(from.ip().into()),
@@ -120,7 +118,7 @@ pub async fn path_of_forwarded<A: KernelFamily>(
     interface_index: u32,
     mark: u32,
 ) -> Result<PathToHost> {
-    let mut query = decode::to_host(to);
+    let mut query = decode::to_host(to.into());
     query.header.source_prefix_length = A::BITS;
     let source: IpAddr = from.into();
     let attributes = [

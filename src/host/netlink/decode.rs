@@ -245,8 +245,11 @@ fn to_prefix<A: IpAddress>(prefix: Prefix<A>, protocol: RouteProtocol) -> RouteM
 }
 
 /// The question behind `ip route get`.
-pub(super) fn to_host<A: IpAddress>(destination: A) -> RouteMessage {
-    route_to(destination, A::BITS, RouteProtocol::BOOT)
+pub(super) fn to_host(destination: IpAddr) -> RouteMessage {
+    match destination {
+        IpAddr::V4(host) => route_to(host, 32, RouteProtocol::BOOT),
+        IpAddr::V6(host) => route_to(host, 128, RouteProtocol::BOOT),
+    }
 }
 
 /// Of the main table, for any scope.

@@ -92,10 +92,9 @@ async fn ask_for_all<A: KernelFamily>(asked: &Asked<'_, A>) -> Result<Answers, N
         }
     }
     if let Some(tunnel) = asked.tunnel.filter(|_| asked.is_outward) {
-        let path = match (tunnel, asked.host) {
-            (Outer::Datagram([from, to]), _) => netlink::path_of_datagram(from, to).await,
-            (Outer::ToHost, IpAddr::V4(host)) => netlink::path_to(host).await,
-            (Outer::ToHost, IpAddr::V6(host)) => netlink::path_to(host).await,
+        let path = match tunnel {
+            Outer::Datagram([from, to]) => netlink::path_of_datagram(from, to).await,
+            Outer::ToHost => netlink::path_to(asked.host).await,
         };
         outer = Some(or_refused(path)?);
     }
