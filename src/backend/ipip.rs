@@ -8,12 +8,11 @@ use tracing::{info, warn};
 
 use crate::backend::error::{StartError, StartResult};
 use crate::backend::family::CarriedFamily;
-use crate::backend::setup::{Claim, addresses};
+use crate::backend::setup::{Claim, addresses, check_room};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::LeaseAttributes;
 use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::no_room;
 use crate::host::netlink::{self, NetlinkError, devices};
 use crate::host::state::{Ipip, KernelFamily, Link, LinkId, RouteSpec};
 use crate::host::tables::{Way, Ways};
@@ -31,14 +30,10 @@ pub(super) async fn prepare(
     claim: Claim<'_>,
 ) -> StartResult<LeaseAttributes> {
     let external = claim.external;
-    let mtu_bytes = mtu_bytes(external);
-    if mtu_bytes < Ipv4Addr::MTU_BYTES_MIN {
-        let what = format!("the external interface has MTU {}", external.mtu_bytes);
-        return Err(no_room::<Ipv4Addr>(&what, KIND.overhead_bytes()).into());
-    }
+    check_room::<Ipv4Addr>(None, external, KIND.overhead_bytes())?;
     let found = netlink::link_named(NAME).await?;
     if found.as_ref().is_none_or(|link| link.ipip.is_none())
-        && let Err(source) = add(external, mtu_bytes).await
+        && let Err(source) = add(external, mtu_bytes(external)).await
     {
         let cure = advice(&source, found.is_some());
         return Err(StartError::Device { name: NAME, cure, source });

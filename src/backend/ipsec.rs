@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use crate::backend::closure;
 use crate::backend::error::{StartError, StartResult};
 use crate::backend::family::CarriedFamily;
-use crate::backend::setup::{Setup, addresses};
+use crate::backend::setup::{Setup, addresses, check_room};
 use crate::backend::status::{PeerHosts, Reporter, Unusable};
 use crate::backend_kind::BackendKind;
 use crate::config::network::IpsecBackendConfig;
@@ -31,10 +31,9 @@ use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::no_room;
 use crate::host::netlink::tunnel_policies::{self, Selector};
 use crate::host::netlink::{self, NetlinkError};
-use crate::host::state::{Address, KernelFamily};
+use crate::host::state::Address;
 use crate::route::Prefix;
 use crate::status::IpsecPeer;
 
@@ -79,10 +78,7 @@ pub(super) async fn prepare(
     settings: &IpsecBackendConfig,
     external: &ExternalInterface,
 ) -> StartResult<(LeaseAttributes, IpsecReserved)> {
-    if mtu_bytes(settings, EspPlane::Kernel, external) < Ipv4Addr::MTU_BYTES_MIN {
-        let what = format!("the external interface has MTU {}", external.mtu_bytes);
-        return Err(no_room::<Ipv4Addr>(&what, settings.overhead_bytes()).into());
-    }
+    check_room::<Ipv4Addr>(None, external, settings.overhead_bytes())?;
     let session = charon::find_or_start().await?;
     let IpsecBackendConfig { is_in_udp, esp_proposal, .. } = settings;
     info!("IPSec config: UDPEncap={is_in_udp} ESPProposal={esp_proposal}");

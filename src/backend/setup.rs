@@ -20,7 +20,8 @@ use crate::control::lease::LeaseAttributes;
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
 use crate::host::interface::ExternalInterface;
-use crate::host::state::KernelFamily as _;
+use crate::host::mtu::{MtuError, no_room};
+use crate::host::state::KernelFamily;
 use crate::route::{IpAddress, Prefix, Prefixes};
 
 /// The longest time between two listings for backends all of whose changes the kernel reports: it
@@ -164,6 +165,33 @@ impl BackendSettings {
     pub fn goes_by_former(&self) -> bool {
         matches!(self, Self::Vxlan(_))
     }
+}
+
+/// MTU of a tunnel's device in bytes: what the tunnel's packets may have on the external interface,
+/// or `configured_bytes` (`Backend.MTU`) if that is less, without the tunnel's headers.
+pub(super) fn tunnel_mtu_bytes(
+    configured_bytes: Option<u32>,
+    external: &ExternalInterface,
+    overhead_bytes: u32,
+) -> u32 {
+    let below = configured_bytes.unwrap_or(u32::MAX).min(external.mtu_bytes);
+    below.saturating_sub(overhead_bytes)
+}
+
+/// Whether packets of the family have room in such a device.
+pub(super) fn check_room<A: KernelFamily>(
+    configured_bytes: Option<u32>,
+    external: &ExternalInterface,
+    overhead_bytes: u32,
+) -> Result<(), MtuError> {
+    if tunnel_mtu_bytes(configured_bytes, external, overhead_bytes) >= A::MTU_BYTES_MIN {
+        return Ok(());
+    }
+    let what = match configured_bytes.filter(|bytes| *bytes < external.mtu_bytes) {
+        Some(bytes) => format!("Backend.MTU is {bytes}"),
+        None => format!("the external interface has MTU {}", external.mtu_bytes),
+    };
+    Err(no_room::<A>(&what, overhead_bytes))
 }
 
 /// Warns of a `Backend.MTU` that the interface does not take.

@@ -11,13 +11,12 @@ use tracing::info;
 
 use crate::backend::error::StartResult;
 use crate::backend::family::CarriedFamily;
-use crate::backend::setup::{addresses, warn_of_wide_mtu};
+use crate::backend::setup::{addresses, check_room, warn_of_wide_mtu};
 use crate::backend::tunnel_device::{OwnDevice, Tunnel, TunnelDevice};
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::LeaseAttributes;
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::no_room;
 use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::MacAddress;
 use crate::route::{Families, Prefix, Prefixes};
@@ -72,13 +71,7 @@ async fn choose_mac<A: CarriedFamily>(
     external: &ExternalInterface,
     former: Option<&LeaseAttributes>,
 ) -> StartResult<MacAddress> {
-    if device::mtu_bytes::<A>(settings, external) < A::MTU_BYTES_MIN {
-        let what = match settings.mtu_bytes.filter(|bytes| *bytes < external.mtu_bytes) {
-            Some(bytes) => format!("Backend.MTU is {bytes}"),
-            None => format!("the external interface has MTU {}", external.mtu_bytes),
-        };
-        return Err(no_room::<A>(&what, overhead_bytes::<A>()).into());
-    }
+    check_room::<A>(settings.mtu_bytes, external, overhead_bytes::<A>())?;
     let found = netlink::link_named(&device::name::<A>(settings)).await?;
     let wanted = device::vxlan::<A>(settings, external);
     let kept = found

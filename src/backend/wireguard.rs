@@ -25,7 +25,7 @@ use crate::backend::error::StartResult;
 use crate::backend::family::{CarriedFamily, WIREGUARD_NAMES};
 use crate::backend::handover::Handover;
 use crate::backend::queues::patiently;
-use crate::backend::setup::{Claim, Setup, addresses, warn_of_wide_mtu};
+use crate::backend::setup::{Claim, Setup, addresses, check_room, warn_of_wide_mtu};
 use crate::backend::status::{PeerHosts, Reporter, View};
 use crate::backend::tunnel_device::OwnDevice;
 use crate::backend_kind::BackendKind;
@@ -37,7 +37,6 @@ use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{Following, HostFollower};
 use crate::host::interface::ExternalInterface;
 use crate::host::listing::Listing;
-use crate::host::mtu::no_room;
 use crate::host::netlink::{self, NetlinkError};
 use crate::host::state::Link;
 use crate::route::{Families, Prefixes};
@@ -47,7 +46,7 @@ use crate::wireguard::keys::PrivateKey;
 use self::data::data;
 use self::device::{WireguardDevice, WireguardError};
 use self::health::{Followed, WireguardHealth};
-use self::plan::{Plan, Underlay, is_too_narrow, plans};
+use self::plan::{Plan, Underlay, plans};
 use self::tunnel::{Goal, Made, Tunnel};
 use self::userspace::{Uapis, Userspace, UserspaceError};
 use crate::config::options::WireguardChoice;
@@ -80,8 +79,8 @@ pub(super) async fn prepare(
 ) -> StartResult<(LeaseAttributes, WireguardReserved)> {
     let Claim { external, dataplane, handover, wireguard_key_file: key_file, .. } = claim;
     let mtu_bytes = plan::mtu_bytes(settings, external);
-    has_room::<Ipv4Addr>(settings, external, mtu_bytes)?;
-    has_room::<Ipv6Addr>(settings, external, mtu_bytes)?;
+    has_room::<Ipv4Addr>(settings, external)?;
+    has_room::<Ipv6Addr>(settings, external)?;
     let key = key_file::read_or_make(key_file)?;
     let families = Families::new(external.v4().map(drop), external.v6().map(drop));
     let plans = plans(settings, families.unwrap_or_default());
@@ -156,16 +155,12 @@ fn has_underlay(plan: &Plan, external: &ExternalInterface) -> StartResult {
 fn has_room<A: CarriedFamily>(
     settings: &WireguardBackendConfig,
     external: &ExternalInterface,
-    mtu_bytes: u32,
 ) -> StartResult {
-    if A::own(external).is_none() || !is_too_narrow::<A>(mtu_bytes) {
-        return Ok(());
+    if A::own(external).is_some() {
+        let overhead_bytes = WireguardBackendConfig::OVERHEAD_BYTES;
+        check_room::<A>(settings.mtu_bytes, external, overhead_bytes)?;
     }
-    let what = match settings.mtu_bytes.filter(|bytes| *bytes < external.mtu_bytes) {
-        Some(bytes) => format!("Backend.MTU is {bytes}"),
-        None => format!("the external interface has MTU {}", external.mtu_bytes),
-    };
-    Err(no_room::<A>(&what, WireguardBackendConfig::OVERHEAD_BYTES).into())
+    Ok(())
 }
 
 impl WireguardReserved {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use tracing::warn;
 
 use crate::backend::family::CarriedFamily;
+use crate::backend::setup::tunnel_mtu_bytes;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::device::{features, kernel};
@@ -45,8 +46,7 @@ pub(in crate::backend) fn mtu_bytes<A: CarriedFamily>(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
 ) -> u32 {
-    let below = settings.mtu_bytes.unwrap_or(u32::MAX).min(external.mtu_bytes);
-    below.saturating_sub(overhead_bytes::<A>())
+    tunnel_mtu_bytes(settings.mtu_bytes, external, overhead_bytes::<A>())
 }
 
 /// The port of devices that are made without one, where the kernel says it: a parameter of its

@@ -1,6 +1,7 @@
 //! Which devices a node has by the network configuration, and their MTU. Pure.
 
-use crate::backend::family::{CarriedFamily, WIREGUARD_NAMES};
+use crate::backend::family::WIREGUARD_NAMES;
+use crate::backend::setup::tunnel_mtu_bytes;
 use crate::config::network::{WireguardBackendConfig, WireguardMode};
 use crate::host::interface::ExternalInterface;
 use crate::route::Families;
@@ -54,13 +55,8 @@ pub(super) fn plans(settings: &WireguardBackendConfig, families: Families<(), ()
 /// MTU of the devices, in bytes: what the tunnel's packets may have, less its headers over IPv6, as
 /// flannel has it whatever the underlay.
 pub(super) fn mtu_bytes(settings: &WireguardBackendConfig, external: &ExternalInterface) -> u32 {
-    let below = settings.mtu_bytes.unwrap_or(u32::MAX).min(external.mtu_bytes);
-    below.saturating_sub(WireguardBackendConfig::OVERHEAD_BYTES)
-}
-
-/// Whether packets of the family have no room in the devices.
-pub(super) fn is_too_narrow<A: CarriedFamily>(mtu_bytes: u32) -> bool {
-    mtu_bytes < A::MTU_BYTES_MIN
+    let overhead_bytes = WireguardBackendConfig::OVERHEAD_BYTES;
+    tunnel_mtu_bytes(settings.mtu_bytes, external, overhead_bytes)
 }
 
 #[cfg(test)]
