@@ -19,6 +19,7 @@ pub use backends::{
 };
 pub use cloud::{AccessKey, CloudBackendConfig};
 pub use json::NetworkConfigError;
+pub(crate) use json::member;
 use json::{boolean, wrong};
 pub use range::{ConfigFamily, SubnetRange};
 
@@ -61,7 +62,7 @@ impl NetworkConfig {
             serde_json::from_slice(bytes).map_err(NetworkConfigError::Syntax)?;
         let config = Value::Object(members.unwrap_or_default());
         json::check_keys(&config)?;
-        let member = |key| json::member(&config, key);
+        let member = |key| member(&config, key);
         let flag = |key, default| boolean(key, member(key), default);
         let backend = backend(member("Backend"))?;
         // The keys of a family that nodes do not have are not looked at.
@@ -141,7 +142,7 @@ fn backend(given: Option<&Value>) -> Result<BackendConfig, NetworkConfigError> {
         return Err(wrong("Backend", "an object with a Type", settings));
     }
     json::check_keys(settings)?;
-    match json::member(settings, "Type") {
+    match member(settings, "Type") {
         None | Some(Value::Null) => Err(NetworkConfigError::NoBackendType),
         Some(Value::String(kind)) if kind.is_empty() => Err(NetworkConfigError::NoBackendType),
         Some(Value::String(kind)) => {

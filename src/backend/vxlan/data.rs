@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::backend::family::CarriedFamily;
+use crate::config::network::member;
 use crate::control::lease::{LeaseAttributes, RawJson};
 use crate::host::state::MacAddress;
 
@@ -19,10 +20,7 @@ pub(super) fn data(vni: u32, mac: MacAddress) -> RawJson {
 pub(super) fn vtep_mac<A: CarriedFamily>(attributes: &LeaseAttributes) -> Option<MacAddress> {
     let text = A::data(attributes)?.0.get();
     let data: Value = serde_json::from_str(text).ok()?;
-    // As Go reads it: in any case.
-    let members = data.as_object()?;
-    let (_, mac) = members.iter().find(|(key, _)| key.eq_ignore_ascii_case("VtepMAC"))?;
-    MacAddress::parse(mac.as_str()?).filter(|mac| mac.is_host())
+    MacAddress::parse(member(&data, "VtepMAC")?.as_str()?).filter(|mac| mac.is_host())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::config::network::member;
 use crate::control::lease::{Lease, LeaseAttributes, RawJson};
 use crate::wireguard::keys::PublicKey;
 
@@ -32,11 +33,7 @@ pub(super) fn data(public_key: PublicKey, port: u16) -> RawJson {
 /// Reads it as Go does: keys in any case, others ignored. An error says what is wrong.
 pub(super) fn read(data: Option<&RawJson>) -> Result<PeerData, &'static str> {
     let data: Value = data.and_then(|it| serde_json::from_str(it.0.get()).ok()).unwrap_or_default();
-    let members = data.as_object().ok_or("names no PublicKey")?;
-    let member = |name: &str| {
-        let known = members.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
-        known.map(|(_, value)| value).filter(|value| !value.is_null())
-    };
+    let member = |name| member(&data, name).filter(|value| !value.is_null());
     let key = member("PublicKey").ok_or("names no PublicKey")?;
     let key = key.as_str().and_then(|key| key.parse().ok());
     let port = match member("Port") {

@@ -10,7 +10,7 @@ use crate::config::checked::Secret;
 use crate::wireguard::keys::PresharedKey;
 use crate::words::words;
 
-use super::json::{NetworkConfigError, boolean, member, wrong};
+use super::json::{NetworkConfigError, boolean, member, text, wrong};
 
 /// flannel's VNI.
 const VNI_DEFAULT: u32 = 1;
@@ -169,11 +169,6 @@ impl IpsecBackendConfig {
 
     /// Reads the ipsec backend's keys from `BackendConfig::settings`.
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let text = |name| match member(settings, name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong(&format!("Backend.{name}"), "a string", other)),
-        };
         // What is there is not repeated: it may be most of one.
         let psk = member(settings, "PSK").and_then(Value::as_str).unwrap_or_default();
         if psk.len() < Self::PSK_BYTES_MIN {
@@ -183,10 +178,12 @@ impl IpsecBackendConfig {
                 Self::PSK_BYTES_MIN
             )));
         }
+        let is_in_udp = flag(settings, "UDPEncap")?;
+        let esp_proposal = text(settings, "ESPProposal", "a string", false)?;
         Ok(Self {
             psk: Secret(psk.to_owned()),
-            is_in_udp: flag(settings, "UDPEncap")?,
-            esp_proposal: text("ESPProposal")?.map_or(Self::ESP_PROPOSAL, |it| it).to_owned(),
+            is_in_udp,
+            esp_proposal: esp_proposal.unwrap_or(Self::ESP_PROPOSAL).to_owned(),
         })
     }
 
@@ -272,14 +269,8 @@ pub fn flag(settings: &Value, name: &str) -> Result<bool, NetworkConfigError> {
 }
 
 fn command(settings: &Value, name: &str) -> Result<Option<CommandLine>, NetworkConfigError> {
-    match member(settings, name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
-        Some(Value::String(text)) => Ok(Some(CommandLine(text.clone()))),
-        Some(_) => Err(NetworkConfigError::Invalid(format!(
-            "Backend.{name} in the network configuration must be a command in a string"
-        ))),
-    }
+    let given = text(settings, name, "a command in a string", true)?;
+    Ok(given.filter(|text| !text.trim().is_empty()).map(|text| CommandLine(text.to_owned())))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::config::checked::Secret;
 
-use super::json::{NetworkConfigError, member, wrong};
+use super::json::{NetworkConfigError, member, text, wrong};
 
 /// Names and proves who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,15 +44,10 @@ impl CloudBackendConfig {
     /// Reads the keys of ali-vpc and tencent-vpc. What is there is not repeated. Where one half is
     /// missing, the environment's is taken, as by flannel.
     pub fn parse_keyed(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let text = |name: &str| match member(settings, name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
-            Some(_) => Err(NetworkConfigError::Invalid(format!(
-                "Backend.{name} in the network configuration must be a string"
-            ))),
-        };
-        let both = text("AccessKeyID")?.zip(text("AccessKeySecret")?);
-        let access_key = both.map(|(id, secret)| AccessKey { id, secret: Secret(secret) });
+        let given = |name| Ok(text(settings, name, "a string", true)?.filter(|it| !it.is_empty()));
+        let both = given("AccessKeyID")?.zip(given("AccessKeySecret")?);
+        let access_key = both
+            .map(|(id, secret)| AccessKey { id: id.to_owned(), secret: Secret(secret.to_owned()) });
         Ok(Self { access_key, ..Self::default() })
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn check_keys(object: &Value) -> Result<(), NetworkConfigError> {
 }
 
 /// The member of `object` called `name` in any case.
-pub(super) fn member<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
+pub(crate) fn member<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
     let members = object.as_object()?;
     members.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
 }
@@ -54,6 +54,23 @@ pub(super) fn boolean(
     match member {
         None | Some(Value::Null) => Ok(default),
         Some(value) => value.as_bool().ok_or_else(|| wrong(shown, "true or false", value)),
+    }
+}
+
+/// A key of a backend that is a text. What is there instead is not repeated if it may be a secret.
+pub(super) fn text<'a>(
+    settings: &'a Value,
+    name: &str,
+    expected: &str,
+    is_secret: bool,
+) -> Result<Option<&'a str>, NetworkConfigError> {
+    match member(settings, name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) if is_secret => Err(NetworkConfigError::Invalid(format!(
+            "Backend.{name} in the network configuration must be {expected}"
+        ))),
+        Some(other) => Err(wrong(&format!("Backend.{name}"), expected, other)),
     }
 }
 
