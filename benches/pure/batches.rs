@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use weft::forward::{Egress, GroBatch, Ingress};
 use weft::offload::{
-    CoalesceLimits, Coalescer, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES,
-    VnetHeader,
+    CoalesceLimits, Coalescer, PartialChecksum, Segmentation, SegmentationKind, SendPlan,
+    VNET_HEADER_BYTES, VnetHeader,
 };
 use weft::packet::Span;
 use weft::packet::ecn::Ecn;
@@ -174,7 +174,7 @@ impl EgressBatch {
         let head = |packet: &Vec<u8>| *packet.first_chunk().expect("longer than its headers");
         Self {
             world: Rc::clone(world),
-            egress: Egress::new(segments_max, headers_at),
+            egress: Egress::filling(SendPlan::new(segments_max), headers_at..usize::MAX),
             arena,
             reads: (0..reads).map(|index| (vnet_header, at(index))).collect(),
             heads: packets.iter().map(head).collect(),

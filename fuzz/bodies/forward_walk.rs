@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Leased, Local, Senders};
-use weft::offload::{CoalesceLimits, VNET_HEADER_BYTES};
+use weft::offload::{CoalesceLimits, SendPlan, VNET_HEADER_BYTES};
 use weft::packet::ecn::Ecn;
 use weft::packet::{Family, Header, Span};
 use weft::route::{Families, Peer, Prefixes, Table};
@@ -132,7 +132,7 @@ impl Walk {
             peers,
             stats: WorkerStats::default(),
             icmp_limit: IcmpLimiter::default(),
-            egress: Egress::new(64, HEADERS_AT),
+            egress: Egress::filling(SendPlan::new(64), HEADERS_AT..usize::MAX),
             ingress: Ingress::new(CoalesceLimits { tcp: true, udp_segments_max: 64 }),
             arena: vec![0; ARENA_BYTES],
             used_bytes: 0,

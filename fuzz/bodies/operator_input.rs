@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use weft::config::flags::{self, Outcome};
-use weft::packet::echo::{self, Answer, Message, Reply, Request};
+use weft::packet::echo::{self, Answer, Message, Reply, Request, TokenOf};
 use weft::packet::{Family, Header};
 
 const TOKEN: u64 = 0x7765_6674;
@@ -62,7 +62,7 @@ fn answer(packet: &[u8]) {
     }
     let expected = reply.filter(|reply| reply.token == TOKEN).map(Answer::Reply);
     let token_of = |_, _, _| TOKEN;
-    let read = Answer::read(packet, &token_of);
+    let read = answer_of(packet, &token_of);
     match read {
         Some(Answer::Lost { by, destination, .. }) => {
             assert!(reply.is_none() && is_answer_from(by), "{packet:02x?}");
@@ -92,6 +92,10 @@ fn answer(packet: &[u8]) {
     is_no_answer([Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED], packet);
 }
 
+fn answer_of(packet: &[u8], token_of: TokenOf<'_>) -> Option<Answer> {
+    Answer::of(&Message::read(packet)?, token_of)
+}
+
 /// What we send asks, and is no answer.
 fn is_no_answer<A: Family>([source, destination]: [A; 2], packet: &[u8]) {
     let mut request = packet.to_vec();
@@ -99,5 +103,5 @@ fn is_no_answer<A: Family>([source, destination]: [A; 2], packet: &[u8]) {
     Request { source, destination, ttl, identifier, sequence, token }.write(&mut request);
     let is_request = (Request::<A>::BYTES_MIN..1 << 16).contains(&request.len());
     let asked = is_request.then_some(Answer::Asked(source.into()));
-    assert_eq!(Answer::read(&request, &|_, _, _| TOKEN), asked);
+    assert_eq!(answer_of(&request, &|_, _, _| TOKEN), asked);
 }

@@ -105,11 +105,6 @@ impl Previous {
         previous
     }
 
-    /// The IPv4 network then.
-    pub fn network(&self) -> Option<Prefix> {
-        self.networks.and_then(Prefixes::v4)
-    }
-
     /// The IPv4 subnet that this host had.
     pub fn subnet(&self) -> Option<Prefix> {
         self.subnets.and_then(Prefixes::v4)

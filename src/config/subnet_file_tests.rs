@@ -270,7 +270,7 @@ fn what_cannot_be_used_is_said() {
     let expected = Previous { mtu_bytes, ..Previous::default() };
     assert_eq!(Previous::parse("FLANNEL_MTU=1472\n"), expected);
     let network = Previous::parse("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=x\n");
-    assert_eq!(network.network(), Some(prefix("10.5.0.0/16")));
+    assert_eq!(network.networks.and_then(Prefixes::v4), Some(prefix("10.5.0.0/16")));
 }
 
 #[test]

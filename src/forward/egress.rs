@@ -40,12 +40,6 @@ struct Load {
 }
 
 impl Egress {
-    /// An empty half for GSO batches of at most `segments_max` datagrams; the headers that cutting
-    /// makes lie in the arena from `headers_at` on.
-    pub fn new(segments_max: u16, headers_at: usize) -> Self {
-        Self::filling(SendPlan::new(segments_max), headers_at..usize::MAX)
-    }
-
     /// An empty half that fills an empty `plan`; the headers that cutting makes lie at `headers` in
     /// the arena.
     pub fn filling(plan: SendPlan, headers: Range<usize>) -> Self {

@@ -197,12 +197,7 @@ pub enum Answer {
 pub type TokenOf<'a> = &'a dyn Fn(IpAddr, u16, u16) -> u64;
 
 impl Answer {
-    /// Reads a packet; `None` of anything else, and of echoes without their tokens.
-    pub fn read(packet: &[u8], token_of: TokenOf<'_>) -> Option<Self> {
-        Self::of(&Message::read(packet)?, token_of)
-    }
-
-    /// Reads a message, the same way.
+    /// Reads a message; `None` of anything else, and of echoes without their tokens.
     pub fn of(message: &Message<'_>, token_of: TokenOf<'_>) -> Option<Self> {
         if let Some(reply) = Reply::of(message) {
             let token = token_of(reply.source, reply.sequence, reply.total_bytes);

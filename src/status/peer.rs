@@ -1,13 +1,13 @@
 //! What weftd says of a peer.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use derive_more::{AddAssign, Display};
 use serde::{Deserialize, Serialize};
 
 use super::verdict::Cause;
 use super::workers::Traffic;
-use crate::route::{IpAddress, Prefix, Prefixes};
+use crate::route::{Prefix, Prefixes};
 use crate::words::words;
 
 words! {
@@ -209,11 +209,6 @@ pub struct IpsecPeer {
 }
 
 impl Peer {
-    /// Its subnet and its host, if it is reached by IPv4.
-    pub fn ipv4(&self) -> Option<(Prefix, Ipv4Addr)> {
-        self.subnet.zip(Ipv4Addr::of(self.via.host()))
-    }
-
     /// Its subnets.
     pub fn subnets(&self) -> Option<Prefixes> {
         Prefixes::new(self.subnet, self.ipv6_subnet)

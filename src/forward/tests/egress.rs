@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::forward::Egress;
 use crate::offload::{
-    Full, PartialChecksum, SEGMENTS_MAX, Segmentation, SegmentationKind, VNET_HEADER_BYTES,
-    VnetHeader,
+    Full, PartialChecksum, SEGMENTS_MAX, Segmentation, SegmentationKind, SendPlan,
+    VNET_HEADER_BYTES, VnetHeader,
 };
 use crate::packet::Span;
 
@@ -25,7 +25,7 @@ pub(super) struct Walk {
 
 impl Walk {
     pub(super) fn new(segments_max: u16, headers_bytes: usize) -> Self {
-        let egress = Egress::new(segments_max, ROOM_BYTES);
+        let egress = Egress::filling(SendPlan::new(segments_max), ROOM_BYTES..usize::MAX);
         let arena = vec![0xa5; ROOM_BYTES + headers_bytes];
         Self { world: World::new(), egress, arena, sent: Vec::new(), rounds: 0 }
     }

@@ -14,15 +14,19 @@ fn request<A: Family>([source, destination]: [A; 2], bytes: usize) -> Vec<u8> {
     packet
 }
 
+fn answer_with(packet: &[u8], token_of: TokenOf<'_>) -> Option<Answer> {
+    Answer::of(&Message::read(packet)?, token_of)
+}
+
 /// With the tokens of one run, in which all echoes of number 7 to the far host have this one.
 fn read(packet: &[u8]) -> Option<Answer> {
     let is_far = |to| to == IpAddr::from(V4[1]) || to == IpAddr::from(V6[1]);
-    Answer::read(packet, &|to, number, _| if is_far(to) && number == 7 { TOKEN } else { 1 })
+    answer_with(packet, &|to, number, _| if is_far(to) && number == 7 { TOKEN } else { 1 })
 }
 
 /// With those of another daemon.
 fn read_by_another(packet: &[u8]) -> Option<Answer> {
-    Answer::read(packet, &|_, _, _| TOKEN + 1)
+    answer_with(packet, &|_, _, _| TOKEN + 1)
 }
 
 fn reply(packet: &[u8]) -> Option<Reply> {
@@ -145,7 +149,7 @@ fn an_answer_counts_with_the_token_of_its_sender_number_and_length_only() {
         (IpAddr::V4(to), 7, 36) if to == V4[1] => TOKEN,
         _ => !TOKEN,
     };
-    let is_read = |packet: &[u8]| Answer::read(packet, &token).is_some();
+    let is_read = |packet: &[u8]| answer_with(packet, &token).is_some();
     assert!(is_read(&reply));
     // The source's bytes are in the header's checksum.
     for (at, what) in
