@@ -1,18 +1,17 @@
 //! `weft drops`: which packets the workers drop, as they do it, with the reason and where to look.
 
-use std::array::from_fn;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
 use crate::control::clock::format_rfc3339;
-use crate::packet::Family as _;
+use crate::packet::echo::Quoted;
 use crate::packet::header::protocol::{ICMP, ICMPV6, TCP, UDP};
 use crate::stats::{DropReason, SAMPLE_BYTES_MAX};
 use crate::status::{Drops, SCHEMA, Sample, Way};
@@ -178,13 +177,16 @@ impl<'a> Dropped<'a> {
 
 /// `10.5.1.2:53 > 10.5.2.3:4000 UDP, 84 bytes`, from what may be cut or no packet at all.
 fn described(bytes: &[u8], length_bytes: u32) -> String {
-    let Some(Ends { addresses: [source, destination], protocol, ports_at }) = Ends::of(bytes)
-    else {
+    let Some(Quoted { source, destination, protocol, payload, .. }) = Quoted::read(bytes) else {
         let hex: String = bytes.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
         return format!("no IP packet, {length_bytes} bytes: {hex}");
     };
-    let has_ports = matches!(protocol, TCP | UDP);
-    let ports = ports_at.filter(|_| has_ports).and_then(|at| bytes.get(at..)?.first_chunk());
+    let is_fragment = matches!(bytes, [0x40..=0x4f, _, _, _, _, _, high, low, ..]
+        if (high & 0x1f, *low) != (0, 0));
+    // A header that is too short has its ports nowhere.
+    let is_short = matches!(bytes, [0x40..=0x44, ..]);
+    let has_ports = matches!(protocol, TCP | UDP) && !is_fragment && !is_short;
+    let ports = payload.first_chunk().filter(|_| has_ports);
     let [from, to] = match ports {
         None => [source, destination].map(|address| address.to_string()),
         Some(&[a, b, c, d]) => {
@@ -199,41 +201,14 @@ fn described(bytes: &[u8], length_bytes: u32) -> String {
         UDP => "UDP".to_owned(),
         other => format!("protocol {other}"),
     };
-    let fragment = if ports_at.is_some() { "" } else { " fragment" };
+    let fragment = if is_fragment { " fragment" } else { "" };
     format!("{from} > {to} {protocol}{fragment}, {length_bytes} bytes")
-}
-
-/// Who sends a packet to whom, by what is there of its header.
-struct Ends {
-    addresses: [IpAddr; 2],
-    /// That of IPv6 is what follows the fixed header.
-    protocol: u8,
-    /// Where ports would be; None of a later fragment.
-    ports_at: Option<usize>,
-}
-
-impl Ends {
-    fn of(bytes: &[u8]) -> Option<Self> {
-        let version = bytes.first()? >> 4;
-        if version == Ipv6Addr::VERSION {
-            let header: &[u8; 40] = bytes.first_chunk()?;
-            let address = |at: usize| IpAddr::from(from_fn::<u8, 16, _>(|nth| header[at + nth]));
-            let (addresses, protocol) = ([address(8), address(24)], header[6]);
-            return Some(Self { addresses, protocol, ports_at: Some(header.len()) });
-        }
-        let header: &[u8; 20] = bytes.first_chunk().filter(|_| version == Ipv4Addr::VERSION)?;
-        let address = |at: usize| IpAddr::from(from_fn::<u8, 4, _>(|nth| header[at + nth]));
-        let header_bytes = usize::from(header[0] & 0xf) * 4;
-        let is_first = header[6] & 0x1f == 0 && header[7] == 0;
-        // A header that is too short has its ports nowhere.
-        let at = if header_bytes >= header.len() { header_bytes } else { usize::MAX };
-        let addresses = [address(12), address(16)];
-        Some(Self { addresses, protocol: header[9], ports_at: is_first.then_some(at) })
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     #[test]
