@@ -302,7 +302,6 @@ impl Association {
 /// TAI64N, as the kernel writes it: no finer than handshakes may follow each other, so that it
 /// says little of this host's clock.
 fn timestamp(unix_ns: u64) -> Timestamp {
-    const SECOND_NS: u64 = 1_000_000_000;
     let seconds = (unix_ns / SECOND_NS).wrapping_add(0x4000_0000_0000_000a);
     let nanoseconds = (unix_ns % SECOND_NS) as u32 & !(TIMESTAMP_STEP_NS as u32 - 1);
     let mut bytes = Timestamp::default();

@@ -145,14 +145,11 @@ async fn list_entries<A: IpAddress>(
 /// sent to it.
 pub async fn use_neighbour(index: u32, address: IpAddr) -> Result {
     let mut message = NeighbourMessage::default();
-    let (family, destination) = match address {
-        IpAddr::V4(address) => (AddressFamily::Inet, NeighbourAddress::Inet(address)),
-        IpAddr::V6(address) => (AddressFamily::Inet6, NeighbourAddress::Inet6(address)),
-    };
-    message.header.family = family;
+    message.header.family =
+        if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     message.header.ifindex = index;
     message.header.flags = NeighbourFlags::Use;
-    message.attributes.push(NeighbourAttribute::Destination(destination));
+    message.attributes.push(NeighbourAttribute::Destination(address.into()));
     let operation = format!("use the neighbour {address} of device {index}");
     edit(operation, RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE).await
 }
