@@ -51,7 +51,7 @@ use crate::route::Prefix;
 
 use self::error::CloudError;
 use self::http::{Http, variable};
-use self::plan::{Change, Leases, Own, Table, changes};
+use self::plan::{Change, Leads, Leases, Own, Table, changes};
 use self::provider::{Found, Result};
 
 /// By so much of it the period differs, so that nodes which start together do not ask together.
@@ -284,9 +284,7 @@ impl Keeper {
                 }
                 address = moved(&mut plane, self.own.address) => self.own.address = address,
             }
-            // One that has leased something meanwhile is not in the cache.
-            let is_true = are_known && control.read().cached_as_of_unix.is_none();
-            let pause = if self.round(is_true.then_some(&leases), &control).await {
+            let pause = if self.round(are_known.then_some(&leases), &control).await {
                 backoff = self.backoff();
                 jittered(self.period, PERIOD_SPREAD, &mut fastrand::Rng::new())
             } else {
@@ -331,9 +329,12 @@ impl Keeper {
     ) -> Result<(String, Option<CloudError>, Option<CloudError>)> {
         let (http, own) = (Http::new()?, self.own);
         let Found { tables, target, mut trouble } = self.provider.look(&http, &own).await?;
-        let leased =
-            leases.map(|all| all.borrow().values().filter_map(|it| Ipv4Addr::subnet(it)).collect());
-        let known = Leases { leased: leased.as_ref(), is_own_confirmed: is_confirmed(control) };
+        let is_own_confirmed = is_confirmed(control);
+        let of_peers = |all: &PeersReceiver| {
+            all.borrow().values().filter_map(|it| Ipv4Addr::subnet(it)).collect()
+        };
+        let leased = leases.filter(|_| is_own_confirmed).map(of_peers);
+        let known = Leases { leased: leased.as_ref(), is_own_confirmed };
         let (mut all, mut missing) = (Vec::new(), None);
         for table in &tables {
             let (changes, hindrance) = changes(&table.entries, &own, known);
@@ -345,7 +346,9 @@ impl Keeper {
         while let Some((table, change)) = all.next() {
             let is_deletion = matches!(change, Change::Delete(_));
             deleted += usize::from(is_deletion);
-            if is_deletion && deleted > DELETIONS_MAX || is_leased_now(leases, &change) {
+            if is_deletion && deleted > DELETIONS_MAX
+                || is_overtaken(leases, is_confirmed(control), &change)
+            {
                 continue;
             }
             let Err(error) = self.provider.apply(&http, &own, table, &change).await else {
@@ -383,21 +386,31 @@ impl Keeper {
     }
 }
 
-/// Whether the store says that this node has its lease still: another may have it else, and the
-/// route leads to that one.
+/// Whether the store answers, and says what it said before: that this node has its lease still, and
+/// the others theirs. Else another may have the subnet, and the route leads to that one; and a store
+/// that has lost most leases, or is another one, knows too little of who has what.
 fn is_confirmed(control: &ControlStatus) -> bool {
     let state = control.read();
     let is_valid = state.store.lease_expires_unix.is_none_or(|end| end > unix_seconds());
-    state.cached_as_of_unix.is_none() && is_valid
+    let is_whole = state.store.up && state.held_peers == 0;
+    state.cached_as_of_unix.is_none() && is_whole && is_valid
 }
 
-/// Whether a node has leased since the look what `change` would cut it off from.
-fn is_leased_now(leases: Option<&PeersReceiver>, change: &Change) -> bool {
-    let Change::Delete(entry) = change else { return false };
-    leases.is_some_and(|all| {
-        let all = all.borrow();
-        all.values().filter_map(|it| Ipv4Addr::subnet(it)).any(|it| it.overlaps(entry.destination))
-    })
+/// Whether since the look a node has leased what `change` would cut it off from, or the store has
+/// gone, without which nothing of others is touched.
+fn is_overtaken(leases: Option<&PeersReceiver>, is_confirmed: bool, change: &Change) -> bool {
+    match change {
+        Change::Delete(entry) => {
+            let leased_now = |all: &PeersReceiver| {
+                let all = all.borrow();
+                let mut subnets = all.values().filter_map(|it| Ipv4Addr::subnet(it));
+                subnets.any(|it| it.overlaps(entry.destination))
+            };
+            !is_confirmed || leases.is_some_and(leased_now)
+        }
+        Change::Replace(entry) => entry.leads == Leads::Elsewhere && !is_confirmed,
+        Change::Create => false,
+    }
 }
 
 /// The interface's address, once it is not `known` any more.
@@ -416,7 +429,7 @@ mod tests {
     use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
     use crate::route::Prefixes;
 
-    use super::plan::{Entry, Leads};
+    use super::plan::Entry;
     use super::*;
 
     #[test]
@@ -425,26 +438,37 @@ mod tests {
         let destination = "10.5.3.0/24".parse().unwrap();
         let gone = Entry { destination, leads: Leads::Nowhere, id: String::new() };
         let change = Change::Delete(gone);
-        assert!(!is_leased_now(Some(&leases), &change), "a black hole stays");
+        assert!(!is_overtaken(Some(&leases), true, &change), "a black hole stays");
+        assert!(is_overtaken(Some(&leases), false, &change), "deleted without a store");
         let subnets: Prefixes = "10.5.3.0/24".parse().unwrap();
         let attributes = LeaseAttributes::of(BackendKind::AwsVpc, [192, 0, 2, 3].into(), None);
         let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
         let key = subnets.key();
         let lease = Lease { subnets, key, attributes, revision: 1, created_revision: 1, lifetime };
         peers.send_replace(Arc::new(Peers::from([(subnets, lease.into())])));
-        assert!(is_leased_now(Some(&leases), &change), "a node that has just started is cut off");
-        assert!(!is_leased_now(Some(&leases), &Change::Create));
+        let is_cut_off = !is_overtaken(Some(&leases), true, &change);
+        assert!(!is_cut_off, "a node that has just started is cut off");
+        assert!(!is_overtaken(Some(&leases), false, &Change::Create));
+        let own = |leads| Change::Replace(Entry { destination, leads, id: String::new() });
+        assert!(is_overtaken(None, false, &own(Leads::Elsewhere)), "another's without a store");
+        assert!(!is_overtaken(None, true, &own(Leads::Elsewhere)));
+        assert!(!is_overtaken(None, false, &own(Leads::Nowhere)), "a black hole stays");
     }
 
     #[test]
-    fn a_lease_is_confirmed_by_the_store_and_until_it_ends() {
+    fn a_lease_is_confirmed_by_the_store_while_it_answers_and_until_it_ends() {
         let control = ControlStatus::default();
+        assert!(!is_confirmed(&control), "nobody has answered");
+        control.edit().store.up = true;
         assert!(is_confirmed(&control), "one without an end");
         for (end, expected) in [(unix_seconds() + 1000, true), (unix_seconds() - 1, false)] {
             control.edit().store.lease_expires_unix = Some(end);
             assert_eq!(is_confirmed(&control), expected);
         }
         control.edit().store.lease_expires_unix = None;
+        control.edit().held_peers = 1;
+        assert!(!is_confirmed(&control), "a store that has lost most leases is believed");
+        control.edit().held_peers = 0;
         control.edit().cached_as_of_unix = Some(77);
         assert!(!is_confirmed(&control), "the cache is taken for the store");
     }

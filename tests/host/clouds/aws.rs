@@ -117,6 +117,51 @@ fn routes_that_nobody_has_go_and_others_stay() {
 }
 
 #[test]
+fn without_the_store_nothing_of_others_is_touched() {
+    let mut aws = Aws::plain(2);
+    let subnets = aws.site.start_all();
+    aws.site.daemons.truncate(1);
+    let subnets_dir = aws.site.dir.path().join("store/subnets");
+    // With a single peer it depends on the moment whether its lease was one of most.
+    let mut others = vec![subnets[1].replace('/', "-")];
+    for number in 210..213 {
+        let lease = format!("10.5.{number}.0-24");
+        let data = json!({"PublicIP": format!("172.31.0.{number}"), "PublicIPv6": null});
+        fs::write(subnets_dir.join(&lease), data.to_string()).unwrap();
+        others.push(lease);
+    }
+    aws.site.wait_for_status(0, &[r#""peers":4"#]);
+    let away = aws.site.dir.path().join("store/away");
+    let stays = |what: &str| {
+        let rounds = aws.site.count("aws DescribeRouteTables") + 8;
+        wait_until(SOON, "weftd looks on", || aws.site.count("aws DescribeRouteTables") > rounds);
+        let other = Some(aws.interface(1).to_owned());
+        assert_eq!(aws.leads("main", &subnets[0]), other, "taken from another node {what}");
+        let left = Some(aws.interface(0).to_owned());
+        assert_eq!(aws.leads("main", "10.5.200.0/24"), left, "deleted {what}");
+    };
+    // Nothing can be made in its place.
+    fs::rename(&subnets_dir, &away).unwrap();
+    fs::write(&subnets_dir, "").unwrap();
+    aws.site.wait_for_status(0, &[r#""up":false"#]);
+    aws.route("aws/delete", &subnets[0], 0);
+    aws.route("aws/create", &subnets[0], 1);
+    aws.route("aws/create", "10.5.200.0/24", 0);
+    aws.site.wait_for_status(0, &["stays until the store confirms"]);
+    stays("without the store");
+    // Another one, in which this node alone registers again.
+    fs::remove_file(&subnets_dir).unwrap();
+    fs::create_dir(&subnets_dir).unwrap();
+    aws.site.wait_for_status(0, &[r#""up":true"#, r#""peers_held":4"#]);
+    stays("with an empty store");
+    for lease in others {
+        fs::copy(away.join(&lease), subnets_dir.join(&lease)).unwrap();
+    }
+    aws.wait_for_route("main", &subnets[0], Some(0));
+    aws.wait_for_route("main", "10.5.200.0/24", None);
+}
+
+#[test]
 fn tables_that_are_named_are_used_all() {
     let aws = Aws::plain(1);
     let tables = json!([aws.made["main"], aws.made["other"]]);
