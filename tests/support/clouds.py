@@ -65,6 +65,14 @@ class Table:
 
 TABLES = {"tencent": Table(), "ali": Table(), "gce": Table()}
 OPERATIONS = {}
+PAGE = "<html><body>Please log in</body></html>"
+# What each provider answers a change with.
+DONE = {
+    "aws": lambda action: f"<{action}Response><requestId>1</requestId><return>true</return></{action}Response>",
+    "ali": lambda _: '{"RequestId": "r"}',
+    "tencent": lambda _: '{"Response": {"RequestId": "r"}}',
+    "gce": lambda _: '{"name": "op-1", "status": "DONE"}',
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -72,6 +80,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+    def date_time_string(self, timestamp=None):
+        return super().date_time_string((timestamp or time.time()) + FAULTS.get("date", 0))
 
     def body(self):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -92,6 +103,9 @@ class Metadata(Handler):
     """169.254.169.254 of EC2 and Google, 100.100.100.200 of Alibaba, the same of Tencent."""
 
     def do_PUT(self):
+        if FAULTS.get("token-hang"):
+            # Beyond the hops that a token's answer has.
+            return time.sleep(3600)
         with LOCK:
             if self.path == "/latest/api/token" and FAULTS.get("imds-v1", 0) == 0:
                 return self.answer(200, "t0ken-" + self.client_address[0])
@@ -99,6 +113,8 @@ class Metadata(Handler):
 
     def do_GET(self):
         who = self.client_address[0]
+        if FAULTS.get("meta-html"):
+            return self.answer(200, PAGE, "text/html")
         with LOCK:
             host = instance(who)
             if self.path.startswith("/computeMetadata/v1/"):
@@ -134,6 +150,7 @@ class Metadata(Handler):
         mac = "0e:00:00:00:00:01"
         directory = f"network/interfaces/macs/{mac}"
         found = {
+            "": "network/\nplacement/",
             "placement/region": "us-east-1", "region-id": "cn-test", "services/domain": "amazonaws.com",
             "instance-id": host["id"], "vpc-id": "vpc-1", "vswitch-id": "vsw-1", "mac": mac,
             "network/interfaces/macs/": mac + "/",
@@ -158,9 +175,19 @@ def faulty(handler, provider, operation):
     """Does what a fault says, if there is one; whether it did."""
     with LOCK:
         COUNTS[f"{provider} {operation}"] = COUNTS.get(f"{provider} {operation}", 0) + 1
-        if operation.startswith(("Create", "Delete", "Replace", "Modify", "routes.")) is False and \
-                FAULTS.get("changes-only"):
-            return False
+        if FAULTS.get("redirect"):
+            handler.send_response(302)
+            handler.send_header("Location", "http://login.example.org/")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return True
+        if operation.startswith("Create") or operation == "routes.insert":
+            # Nothing is made, whatever is answered.
+            pretended = {"html": PAGE, "empty": "{}", "pretend": DONE[provider](operation)}
+            found = [text for name, text in pretended.items() if FAULTS.get(name)]
+            if found:
+                handler.answer(200, found[0], "text/html")
+                return True
         name = next((it for it in ("throttle", "busy", "reset", "hang", "half", "skew") if FAULTS.get(it, 0) > 0), None)
         if not name:
             return False
@@ -240,6 +267,9 @@ class Api(Handler):
         text = answer.read().decode()
         if action == "DescribeRouteTables":
             text = blacken(text)
+            if FAULTS.get("endless"):
+                text = text.replace("</DescribeRouteTablesResponse>",
+                                    "<nextToken>again</nextToken></DescribeRouteTablesResponse>")
         self.answer(answer.status, text, "text/xml")
 
     # Tencent: https://www.tencentcloud.com/document/api/213/33224 and 215/15767.
@@ -282,7 +312,8 @@ class Api(Handler):
                     "GatewayType": "NORMAL_CVM", "RouteType": it["kind"].upper(),
                     "Enabled": it["enabled"]} for to, it in table.routes.items()]
                 return self.answer_json(200, {"Response": {
-                    "RequestId": "r", "TotalCount": 1, "RouteTableSet": [{
+                    "RequestId": "r", "TotalCount": 1000000 if FAULTS.get("endless") else 1,
+                    "RouteTableSet": [{
                         "RouteTableId": "rtb-1", "Main": True, "VpcId": "vpc-1", "RouteSet": routes,
                         "AssociationSet": []}]}})
             if action == "CreateRoutes":
@@ -331,15 +362,16 @@ class Api(Handler):
             table = TABLES["ali"]
             to = fields.get("DestinationCidrBlock")
             if action == "DescribeRouteTableList":
-                return self.answer_json(200, {"RouterTableList": {"RouterTableListType": [{
+                return self.answer_json(200, {"RequestId": "r", "RouterTableList": {"RouterTableListType": [{
                     "RouteTableId": "vtb-1", "RouteTableType": "System",
                     "VSwitchIds": {"VSwitchId": ["vsw-1"]}}]}})
             if action == "DescribeRouteEntryList":
                 # Pages of two, so that lists have several.
                 begin = int(fields.get("NextToken", "0"))
                 some = list(table.routes.items())[begin:begin + 2]
-                next_token = str(begin + 2) if begin + 2 < len(table.routes) else ""
-                return self.answer_json(200, {"NextToken": next_token, "RouteEntrys": {"RouteEntry": [
+                has_more = begin + 2 < len(table.routes) or FAULTS.get("endless")
+                next_token = str(begin + 2) if has_more else ""
+                return self.answer_json(200, {"RequestId": "r", "NextToken": next_token, "RouteEntrys": {"RouteEntry": [
                     {"DestinationCidrBlock": key, "Type": "Custom", "Status": "Available",
                      "RouteEntryId": f"rte-{it['id']}",
                      "NextHops": {"NextHop": [{"NextHopId": it["hop"], "NextHopType": "Instance"}]}}
@@ -380,7 +412,8 @@ class Api(Handler):
             if path.startswith("operations/"):
                 name = path.split("/")[1]
                 OPERATIONS[name] = OPERATIONS.get(name, 0) + 1
-                status = "DONE" if OPERATIONS[name] > 1 else "RUNNING"
+                is_done = OPERATIONS[name] > 1 and not FAULTS.get("running")
+                status = "DONE" if is_done else "RUNNING"
                 return self.answer_json(200, {"name": name, "status": status})
             if self.command == "POST":
                 route = json.loads(body)

@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 566, 4715),
-    ("backend", 12031, 124899),
+    ("backend", 12423, 128502),
     ("bin", 15, 144),
     ("config", 1917, 19629),
     ("daemon", 3868, 39982),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::error::CloudError;
 use super::http::{Http, endpoint, metadata_base};
 use super::plan::{Change, Entry, Leads, Own, Table};
-use super::provider::{Found, Result, list, part_of_host, text};
+use super::provider::{Found, PAGES_MAX, Result, endless, list, part_of_host, text};
 use super::sign::{query, rpc_signature};
 use crate::backend_kind::BackendKind;
 use crate::config::network::AccessKey;
@@ -19,8 +19,6 @@ const VERSION: &str = "2016-04-28";
 /// The most that one answer has, of tables and of routes.
 const PAGE: &str = "50";
 const PAGE_OF_ROUTES: &str = "500";
-/// Pages of one list: more are a server that goes round in a circle.
-const PAGES_MAX: usize = 20;
 
 pub(super) struct Ali {
     key: AccessKey,
@@ -65,9 +63,7 @@ impl Ali {
                 return Ok(Found { tables, target: self.instance.clone(), trouble: None });
             }
         }
-        Err(CloudError::Unusable(format!(
-            "DescribeRouteEntryList: after {PAGES_MAX} pages there are more routes"
-        )))
+        Err(endless("DescribeRouteEntryList"))
     }
 
     /// Changes `table`, as the last look found it.
@@ -113,13 +109,18 @@ impl Ali {
             .header("content-type", "application/x-www-form-urlencoded");
         let answer = http.ask(action, request, body).await?;
         let text = answer.text();
+        let told = serde_json::from_str(&text).unwrap_or_default();
+        let [id, code, message] =
+            ["/RequestId", "/Code", "/Message"].map(|name| self::text(&told, name));
+        let whom = "Alibaba Cloud's API";
         if answer.status.is_success() {
-            return Ok(text);
+            return match id.is_empty() {
+                true => Err(CloudError::of_stranger(action, whom, 200, &text)),
+                false => Ok(text),
+            };
         }
-        let failed = serde_json::from_str(&text).unwrap_or_default();
-        let [code, message] = ["/Code", "/Message"].map(|name| self::text(&failed, name));
         let of = (action, &*format!("vpc:{action}"));
-        Err(CloudError::refused(of, answer.status.as_u16(), &code, &message))
+        Err(answer.refused(of, whom, (&code, &message)))
     }
 
     fn signed(&self, mut all: BTreeMap<&str, String>, now: Timestamp, nonce: String) -> String {

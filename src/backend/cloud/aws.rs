@@ -7,13 +7,13 @@ use hyper::Request;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use jiff::Timestamp;
 
-use super::aws_answers::{refusal, tables};
+use super::aws_answers::{is_answer, next_token, refusal, tables};
 use super::aws_credentials::{self, Credentials};
 use super::aws_metadata::{Metadata, endpoint_of};
 use super::error::CloudError;
 use super::http::Http;
 use super::plan::{Change, Own, Table};
-use super::provider::{Found, Result, part_of_host};
+use super::provider::{Found, PAGES_MAX, Result, endless, part_of_host};
 use super::sign::{Scheme, authorization, query};
 
 /// The version of the API whose answers are understood here.
@@ -90,11 +90,22 @@ impl Aws {
         vpc: &str,
     ) -> Result<Vec<Table>> {
         let interface = &session.interface;
-        let describe = async |parameters: Vec<(String, String)>| {
-            let answer = session.ask(http, "DescribeRouteTables", parameters).await?;
-            tables(&answer, interface).map_err(|why| {
-                CloudError::Unusable(format!("DescribeRouteTables: no answer of EC2's: {why}"))
-            })
+        let describe = async |mut parameters: Vec<(String, String)>| {
+            const ACTION: &str = "DescribeRouteTables";
+            let mut all = Vec::new();
+            for _ in 0..PAGES_MAX {
+                let answer = session.ask(http, ACTION, parameters.clone()).await?;
+                all.extend(tables(&answer, interface).map_err(|why| {
+                    CloudError::Unusable(format!("{ACTION}: no answer of EC2's: {why}"))
+                })?);
+                let next = next_token(&answer);
+                if next.is_empty() {
+                    return Ok(all);
+                }
+                parameters.retain(|(name, _)| name != "NextToken");
+                parameters.push(("NextToken".to_owned(), next));
+            }
+            Err(endless(ACTION))
         };
         if !self.tables.is_empty() {
             let numbered = self.tables.iter().enumerate();
@@ -176,11 +187,14 @@ impl Session {
         let answer = http.ask(action, request, body).await?;
         let text = answer.text();
         if answer.status.is_success() {
-            return Ok(text);
+            return match is_answer(&text, action) {
+                true => Ok(text),
+                false => Err(CloudError::of_stranger(action, "EC2", 200, &text)),
+            };
         }
         let (code, message) = refusal(&text).unwrap_or_default();
         let of = (action, &*format!("ec2:{action}"));
-        Err(CloudError::refused(of, answer.status.as_u16(), &code, &message))
+        Err(answer.refused(of, "EC2", (&code, &message)))
     }
 
     /// A request to the endpoint with the headers that prove who asks for `body`.

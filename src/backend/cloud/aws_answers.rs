@@ -11,6 +11,21 @@ pub(super) fn refusal(text: &str) -> Option<(String, String)> {
     Some((text_of(error, "Code"), text_of(error, "Message")))
 }
 
+/// Whether this is EC2's answer to `action`, and does not say that nothing came of it.
+pub(super) fn is_answer(text: &str, action: &str) -> bool {
+    let Ok(document) = Document::parse(text) else { return false };
+    let root = document.root_element();
+    let is_named = root.tag_name().name().strip_suffix("Response") == Some(action);
+    // Lists have none.
+    is_named && ["", "true"].contains(&text_of(root, "return").as_str())
+}
+
+/// What to ask for the next page of an answer with; empty after the last one.
+pub(super) fn next_token(text: &str) -> String {
+    let document = Document::parse(text).ok();
+    document.map_or_else(String::new, |document| text_of(document.root_element(), "nextToken"))
+}
+
 /// The text of the child with this name, in whatever namespace; empty if there is none.
 pub(super) fn text_of(node: Node<'_, '_>, name: &str) -> String {
     let mut children = node.children();

@@ -52,6 +52,27 @@ fn routes_lead_here_nowhere_elsewhere_or_are_fixed() {
 }
 
 #[test]
+fn only_the_operations_own_answer_is_one() {
+    let of = |text: &str| is_answer(text, "CreateRoute");
+    let answer = |outcome: &str| {
+        format!(
+            r#"<CreateRouteResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">
+            <requestId>x</requestId><return>{outcome}</return></CreateRouteResponse>"#
+        )
+    };
+    assert!(of(&answer("true")));
+    for other in ["", "{}", "<html><body>Log in</body></html>", &answer("false")] {
+        assert!(!of(other), "taken for done: {other}");
+    }
+    assert!(!is_answer(&answer("true"), "ReplaceRoute"), "another operation's");
+    assert!(is_answer(ANSWER, "DescribeRouteTables"));
+    assert_eq!(next_token(ANSWER), "");
+    let more = "<DescribeRouteTablesResponse><routeTableSet/><nextToken>t</nextToken>\
+                </DescribeRouteTablesResponse>";
+    assert_eq!(next_token(more), "t", "the rest of the tables is not looked at");
+}
+
+#[test]
 fn errors_of_both_services_are_read() {
     let ec2 = "<Response><Errors><Error><Code>RouteLimitExceeded</Code>\
                <Message>The maximum number of routes has been reached.</Message></Error></Errors>\

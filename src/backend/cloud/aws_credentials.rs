@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::aws_answers::{refusal, text_of};
 use super::aws_metadata::{Metadata, endpoint_of};
-use super::error::CloudError;
+use super::error::{CloudError, visible};
 use super::http::{Http, variable};
 use super::provider::Result;
 use super::sign::query;
@@ -80,8 +80,23 @@ pub(super) async fn find(
     told("the instance's role", metadata.find(&format!("{ROLES}{role}")).await?.as_deref())
 }
 
+/// Why there are none.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Failed {
+    code: String,
+    #[serde(default)]
+    message: String,
+}
+
 /// Reads JSON that must not be shown: it has the secret.
 fn told(of: &str, json: Option<&str>) -> Result<Credentials> {
+    let failed: Option<Failed> = json.and_then(|json| serde_json::from_str(json).ok());
+    if let Some(Failed { code, message }) = failed.filter(|failed| failed.code != "Success") {
+        let [code, message] = [code, message].map(|text| visible(&text));
+        let text = format!("there are no credentials of {of}: {code}: {message}");
+        return Err(CloudError::Unusable(text));
+    }
     let told: Option<Told> = json.and_then(|json| serde_json::from_str(json).ok());
     let Some(Told { access_key_id, secret_access_key, token }) = told else {
         return Err(CloudError::Unusable(format!("the credentials of {of} can't be read")));
@@ -187,9 +202,9 @@ async fn of_web_identity(
     if !answer.status.is_success() {
         let (code, message) = refusal(&text).unwrap_or_default();
         let of = (ACTION, "sts:AssumeRoleWithWebIdentity");
-        return Err(CloudError::refused(of, answer.status.as_u16(), &code, &message));
+        return Err(answer.refused(of, "STS", (&code, &message)));
     }
-    let unread = || CloudError::Unusable(format!("{ACTION}: no answer of STS's"));
+    let unread = || CloudError::of_stranger(ACTION, "STS", answer.status.as_u16(), &text);
     let document = Document::parse(&text).map_err(|_not_xml| unread())?;
     let given = document.descendants().find(|it| it.tag_name().name() == "Credentials");
     let given = given.ok_or_else(unread)?;
@@ -292,5 +307,10 @@ mod tests {
     fn what_can_not_be_read_is_not_shown() {
         let error = told("the instance's role", Some(r#"{"SecretAccessKey":"s3cret"}"#));
         assert!(!error.unwrap_err().to_string().contains("s3cret"));
+        let failed = r#"{"Code":"AssumeRoleUnauthorizedAccess","Message":"n0t-trusted"}"#;
+        let error = told("the instance's role", Some(failed)).unwrap_err().to_string();
+        for part in ["AssumeRoleUnauthorizedAccess", "n0t-trusted"] {
+            assert!(error.contains(part), "the role's own words are not told: {error}");
+        }
     }
 }

@@ -10,6 +10,10 @@ use super::provider::Result;
 
 const METADATA: &str = "http://169.254.169.254";
 
+/// Tokens come to an end after so many hops, one unless the instance says otherwise.
+const MORE_HOPS: &str = "in a container's network allow more hops (aws ec2 \
+                         modify-instance-metadata-options --http-put-response-hop-limit 2)";
+
 /// The metadata service, with a session's token where it has version 2.
 pub(super) struct Metadata<'a> {
     http: &'a Http,
@@ -29,8 +33,20 @@ impl<'a> Metadata<'a> {
         let base = base.map_or_else(|| METADATA.to_owned(), |it| it.trim_end_matches('/').into());
         let url = format!("{base}/latest/api/token");
         let asked = Some(("x-aws-ec2-metadata-token-ttl-seconds", "300"));
-        let token = http.metadata(Method::PUT, &url, asked).await?;
-        Ok(Self { http, base, token })
+        match http.metadata(Method::PUT, &url, asked).await {
+            Ok(token) => Ok(Self { http, base, token }),
+            // More hops away than it answers with tokens, version 1 may be had.
+            Err(error @ CloudError::NoAnswer { .. }) => {
+                let without = Self { http, base, token: None };
+                match without.find("").await {
+                    Ok(Some(_)) => Ok(without),
+                    Ok(None) | Err(_) => Err(CloudError::Unusable(format!(
+                        "{error}, and without a token nothing is told; {MORE_HOPS}"
+                    ))),
+                }
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// What is there, if anything is.
@@ -43,9 +59,7 @@ impl<'a> Metadata<'a> {
     pub(super) async fn read(&self, path: &str) -> Result<String> {
         self.find(path).await?.ok_or_else(|| {
             CloudError::Unusable(format!(
-                "the metadata service has no {path}: aws-vpc runs on EC2 instances; in a \
-                 container allow more hops (aws ec2 modify-instance-metadata-options \
-                 --http-put-response-hop-limit 2)"
+                "the metadata service has no {path}: aws-vpc runs on EC2 instances; {MORE_HOPS}"
             ))
         })
     }

@@ -1,8 +1,17 @@
 //! Why a cloud did not do what it was asked, in one line: what its error codes mean, and what an
 //! operator has to do. Pure.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimeParser;
+
 /// Longest part of a provider's own words that is shown.
 const SHOWN_CHARACTERS_MAX: usize = 200;
+/// The same of a text that is somebody else's, by which that one is recognised.
+const BEGINNING_CHARACTERS_MAX: usize = 60;
+/// More than this between two clocks is told: AWS refuses requests that are five minutes off.
+const CLOCKS_APART_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// What an error code comes down to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +44,7 @@ pub enum CloudError {
         why: String,
     },
     /// The provider refused.
-    #[error("{operation} was refused ({code}){}", shown(*cause, permission, message))]
+    #[error("{operation} was refused ({code}){}{clocks}", shown(*cause, permission, message))]
     Refused {
         /// What was asked for.
         operation: String,
@@ -47,6 +56,8 @@ pub enum CloudError {
         permission: String,
         /// The provider's own words.
         message: String,
+        /// That this host's clock and the provider's are far apart, if they are.
+        clocks: Box<str>,
     },
     /// What is there can't be used, and why.
     #[error("{0}")]
@@ -68,7 +79,31 @@ impl CloudError {
             code: if code.is_empty() { format!("HTTP {status}") } else { code },
             permission: permission.to_owned(),
             message,
+            clocks: Box::default(),
         }
+    }
+
+    /// The same with what the answer's `Date` shows. Some providers take a wrong clock for wrong
+    /// credentials.
+    pub fn by_date(mut self, date: Option<&str>, now: Timestamp) -> Self {
+        if let Self::Refused { cause, clocks, .. } = &mut self
+            && let Some(found) = clocks_apart(date, now)
+        {
+            *clocks = found.into();
+            if *cause == Cause::Credentials {
+                *cause = Cause::Clock;
+            }
+        }
+        self
+    }
+
+    /// Something answered `operation` with this status and a `text` that `whom` does not write.
+    pub fn of_stranger(operation: &str, whom: &str, status: u16, text: &str) -> Self {
+        Self::Unusable(format!(
+            "{operation}: what answers (HTTP {status}) is not {whom}: {}. Is there a proxy, or a \
+             page to log in at, on the way?",
+            beginning(text)
+        ))
     }
 
     /// The metadata service's answer to `operation`, which is none of those that it has.
@@ -79,6 +114,7 @@ impl CloudError {
             cause: if is_throttling(status) { Cause::Throttled } else { Cause::Other },
             permission: String::new(),
             message: "the service is in trouble, or does not let weftd ask".to_owned(),
+            clocks: Box::default(),
         }
     }
 
@@ -100,13 +136,41 @@ impl CloudError {
     }
 }
 
+/// How a text begins that nobody understands. Of one without marks of HTML or XML nothing is shown:
+/// it may be credentials that are cut short.
+fn beginning(text: &str) -> String {
+    let text = text.trim();
+    if text.is_empty() {
+        return "it is empty".to_owned();
+    }
+    if !text.starts_with('<') {
+        return format!("its {} bytes can't be read", text.len());
+    }
+    let shown = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let shown = shown.chars().filter(|it| !it.is_control());
+    format!("it begins with {:?}", shown.take(BEGINNING_CHARACTERS_MAX).collect::<String>())
+}
+
+/// That these are far apart.
+fn clocks_apart(date: Option<&str>, now: Timestamp) -> Option<String> {
+    // What HTTP writes as GMT, mail may.
+    let theirs = DateTimeParser::new().parse_timestamp(date?).ok()?;
+    let apart = theirs.duration_since(now).unsigned_abs();
+    (apart > CLOCKS_APART_MAX).then(|| {
+        format!(
+            ". By this host's clock it is {now:.0}, by that of the answer {theirs:.0}: set this \
+             host's (chronyc, timedatectl)"
+        )
+    })
+}
+
 /// The first line, as far as it is shown, without what a terminal would obey.
-fn visible(text: &str) -> String {
+pub(super) fn visible(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.chars().filter(|it| !it.is_control()).take(SHOWN_CHARACTERS_MAX).collect()
 }
 
-fn is_throttling(status: u16) -> bool {
+pub(super) fn is_throttling(status: u16) -> bool {
     [429, 503].contains(&status)
 }
 
@@ -164,6 +228,7 @@ fn shown(cause: Cause, permission: &str, message: &str) -> String {
             ": the route table takes no more routes: raise the quota, lease larger subnets to \
              fewer nodes, or choose another backend. The cloud says: {message}"
         ),
+        Cause::Other if message.is_empty() => ", without a text that says why".to_owned(),
         Cause::Other => format!(": {message}"),
     }
 }
@@ -219,5 +284,36 @@ mod tests {
         assert!(text.contains("SignatureDoesNotMatch") && !text.contains("s3cret"), "{text}");
         let hostile = CloudError::refused(of, 400, "\u{1b}[2J", "\u{1b}[31m").to_string();
         assert!(!hostile.contains('\u{1b}'), "a terminal would obey: {hostile:?}");
+    }
+
+    #[test]
+    fn clocks_that_are_far_apart_are_told_and_explain_wrong_credentials() {
+        let now: Timestamp = "2026-11-29T20:00:00Z".parse().unwrap();
+        let of = |code: &str, date| {
+            let error = CloudError::refused(("CreateRoute", "ec2:CreateRoute"), 401, code, "m");
+            error.by_date(date, now).to_string()
+        };
+        let late = of("AuthFailure", Some("Sun, 29 Nov 2026 20:10:00 GMT"));
+        for part in ["2026-11-29T20:00:00Z", "2026-11-29T20:10:00Z", "chronyc"] {
+            assert!(late.contains(part), "the clock is not told: {late}");
+        }
+        let early = of("UnauthorizedOperation", Some("Sun, 29 Nov 2026 19:54:59 GMT"));
+        assert!(early.contains("ec2:CreateRoute") && early.contains("19:54:59"), "{early}");
+        for date in [Some("Sun, 29 Nov 2026 20:05:00 GMT"), Some("yesterday"), None] {
+            let text = of("AuthFailure", date);
+            assert!(text.contains("check key") && !text.contains("clock"), "{date:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_the_api_is_told_by_its_beginning_and_shows_no_secret() {
+        let of = |text| CloudError::of_stranger("CreateRoute", "EC2", 200, text).to_string();
+        let page = of("\n<html>\n<body>Please \u{1b}[2Jlog in</body></html>");
+        assert!(page.contains("not EC2") && page.contains("<html> <body>Please"), "{page}");
+        assert!(!page.contains('\u{1b}'), "a terminal would obey: {page:?}");
+        assert!(of("").contains("empty"));
+        assert!(!of(r#"{"SecretAccessKey":"s3cret"#).contains("s3cret"));
+        let silent = CloudError::refused(("CreateRoute", ""), 500, "", "").to_string();
+        assert!(!silent.ends_with(": "), "it breaks off: {silent:?}");
     }
 }

@@ -19,6 +19,8 @@ use crate::route::Prefix;
 
 /// As `GCE_METADATA_HOST` has it.
 const METADATA_HOST: &str = "169.254.169.254";
+/// Who answers, as errors say it.
+const WHOM: &str = "Google's API";
 /// flannel's priority, which is Google's default.
 const PRIORITY: u32 = 1000;
 /// Between two looks whether an operation is done: flannel's.
@@ -171,10 +173,6 @@ impl Session {
             if now["status"] == "DONE" {
                 return Ok(());
             }
-            if name.is_empty() {
-                let text = format!("{operation}: the answer names no operation");
-                return Err(CloudError::Unusable(text));
-            }
             sleep(OPERATION_PAUSE).await;
             let path = format!("/global/operations/{name}");
             let asked = self.ask(http, Method::GET, &path, None, "globalOperations.get").await?;
@@ -202,17 +200,29 @@ impl Session {
         let answer = http.ask(operation, request, body).await?;
         let told = answer.text();
         match answer.status {
-            status if status.is_success() => Ok(Some(told)),
+            status if status.is_success() => {
+                // Routes and operations have one.
+                match named(&told) {
+                    true => Ok(Some(told)),
+                    false => Err(CloudError::of_stranger(operation, WHOM, status.as_u16(), &told)),
+                }
+            }
             StatusCode::NOT_FOUND if operation != "routes.insert" => Ok(None),
-            status => {
+            _ => {
                 let failed = serde_json::from_str(&told).unwrap_or_default();
-                let [code, message] =
-                    ["/error/errors/0/reason", "/error/message"].map(|name| text(&failed, name));
-                let of = (operation, permission(operation));
-                Err(CloudError::refused(of, status.as_u16(), &code, &message))
+                let [reason, kind, message] =
+                    ["/error/errors/0/reason", "/error/status", "/error/message"]
+                        .map(|name| text(&failed, name));
+                let code = if reason.is_empty() { kind } else { reason };
+                Err(answer.refused((operation, permission(operation)), WHOM, (&code, &message)))
             }
         }
     }
+}
+
+fn named(answer: &str) -> bool {
+    let answer: Value = serde_json::from_str(answer).unwrap_or_default();
+    !text(&answer, "/name").is_empty()
 }
 
 /// The permission that Google's documents name for an operation.
@@ -245,6 +255,14 @@ mod tests {
             subnet: "10.5.3.0/24".parse().unwrap(),
             network: "10.5.0.0/16".parse().unwrap(),
             address: "10.128.0.3".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_has_no_name_is_neither_a_route_nor_an_operation() {
+        assert!(named(r#"{"name":"flannel-10-5-3-0-24"}"#));
+        for other in ["", "{}", r#"{"name":""}"#, "<html>login</html>"] {
+            assert!(!named(other), "{other} is taken for a route of another network");
         }
     }
 

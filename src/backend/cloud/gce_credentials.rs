@@ -65,8 +65,9 @@ pub(super) async fn token(
             other @ (CloudError::NoAnswer { .. } | CloudError::Refused { .. }) => other,
         })?,
     };
-    let token: Token = serde_json::from_str(&text)
-        .map_err(|_secret| CloudError::Unusable("the access token can't be read".to_owned()))?;
+    let token: Token = serde_json::from_str(&text).map_err(|_secret| {
+        CloudError::of_stranger("the access token", "Google's token service", 200, &text)
+    })?;
     Ok(Secret(token.access_token))
 }
 
@@ -95,7 +96,7 @@ async fn of_file(http: &Http, path: String) -> Result<String> {
     let (code, message) =
         failed.map_or_else(|_not_told| Default::default(), |it| (it.error, it.error_description));
     let of = ("the access token", "iam.serviceAccounts.getAccessToken");
-    Err(CloudError::refused(of, answer.status.as_u16(), &code, &message))
+    Err(answer.refused(of, "Google's token service", (&code, &message)))
 }
 
 /// A JSON Web Token (RFC 7523) that the account's key has signed. `None` if that is no RSA key.

@@ -4,17 +4,18 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::header::USER_AGENT;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::header::{DATE, HeaderMap, HeaderName, LOCATION, USER_AGENT};
 use hyper::http::request::Builder;
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::TokioExecutor;
+use jiff::Timestamp;
 use tokio::time::timeout;
 
-use super::error::CloudError;
+use super::error::{CloudError, is_throttling, visible};
 use super::provider::filled;
 use crate::backend_kind::BackendKind;
 use crate::control::own_thread::Resolver;
@@ -35,11 +36,29 @@ const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
+    date: Option<String>,
 }
 
 impl Answer {
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// That `whom` refuses this operation with this permission, by the code and message in the
+    /// answer; if there are none, `whom` has not answered.
+    pub(super) fn refused(
+        &self,
+        (operation, permission): (&str, &str),
+        whom: &str,
+        (code, message): (&str, &str),
+    ) -> CloudError {
+        let (status, text) = (self.status.as_u16(), self.text());
+        let is_readable = !(code.is_empty() && message.is_empty());
+        if !is_readable && !text.trim().is_empty() && !is_throttling(status) {
+            return CloudError::of_stranger(operation, whom, status, &text);
+        }
+        CloudError::refused((operation, permission), status, code, message)
+            .by_date(self.date.as_deref(), Timestamp::now())
     }
 }
 
@@ -101,6 +120,10 @@ impl Http {
         }
         let answer = self.send(operation, request, String::new(), METADATA_TIMEOUT).await?;
         match answer.status {
+            StatusCode::OK if answer.text().trim_start().starts_with('<') => {
+                let (whom, text) = ("the metadata service", answer.text());
+                Err(CloudError::of_stranger(operation, whom, answer.status.as_u16(), &text))
+            }
             StatusCode::OK => Ok(Some(answer.text())),
             status if is_absent(is_for_token, status) => Ok(None),
             status => Err(CloudError::of_metadata(operation, status.as_u16())),
@@ -145,15 +168,36 @@ impl Http {
                 .await
                 .map_err(|error| no_answer(with_causes(&error)))?
                 .into_parts();
+            let header = |name| visible_header(&head.headers, name);
+            if head.status.is_redirection() {
+                return Err(CloudError::Unusable(format!(
+                    "{operation}: {host} answers that {} has it (HTTP {}), which weftd does not \
+                     follow: is there a proxy, or a page to log in at, on the way?",
+                    header(LOCATION).unwrap_or_else(|| "another place".to_owned()),
+                    head.status.as_u16()
+                )));
+            }
             let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-            let whole = whole.map_err(|error| no_answer(with_causes(error.as_ref())))?;
-            Ok(Answer { status: head.status, body: whole.to_bytes() })
+            let whole = whole.map_err(|error| match error.is::<LengthLimitError>() {
+                true => CloudError::Unusable(format!(
+                    "{operation}: {host} answers with more than {ANSWER_BYTES_MAX} bytes, which \
+                     no cloud does: weftd has not read it"
+                )),
+                false => no_answer(with_causes(error.as_ref())),
+            })?;
+            Ok(Answer { status: head.status, body: whole.to_bytes(), date: header(DATE) })
         };
         match timeout(patience, answered).await {
             Ok(answered) => answered,
             Err(_elapsed) => Err(no_answer(format!("nothing within {} s", patience.as_secs()))),
         }
     }
+}
+
+/// What a header says, without what a terminal would obey.
+fn visible_header(headers: &HeaderMap, name: HeaderName) -> Option<String> {
+    let value = headers.get(name)?;
+    Some(visible(&String::from_utf8_lossy(value.as_bytes())))
 }
 
 /// What of a URL follows its host.

@@ -5,6 +5,9 @@ use serde_json::Value;
 use super::error::CloudError;
 use super::plan::Table;
 
+/// Pages of one list: more are a server that goes round in a circle.
+pub(super) const PAGES_MAX: usize = 20;
+
 /// What a request gives.
 pub(super) type Result<T = ()> = std::result::Result<T, CloudError>;
 
@@ -23,6 +26,11 @@ pub(super) fn list(operation: &str, answer: &str, pointer: &str) -> Result<Vec<V
     let answer: Option<Value> = serde_json::from_str(answer).ok();
     let found = answer.as_ref().and_then(|answer| answer.pointer(pointer)?.as_array().cloned());
     found.ok_or_else(|| CloudError::Unusable(format!("{operation}: the answer has no {pointer}")))
+}
+
+/// That a list has more pages than any can have.
+pub(super) fn endless(operation: &str) -> CloudError {
+    CloudError::Unusable(format!("{operation}: after {PAGES_MAX} pages the answer has more"))
 }
 
 /// A part of the name of the host that requests go to: of letters, digits and `others`, so that the

@@ -11,16 +11,17 @@ use serde_json::{Value, json};
 use super::error::CloudError;
 use super::http::{Http, endpoint, metadata_base};
 use super::plan::{Change, Entry, Leads, Own, Table};
-use super::provider::{Found, Result, list, text};
+use super::provider::{Found, PAGES_MAX, Result, endless, list, text};
 use super::sign::{Scheme, authorization};
 use crate::backend_kind::BackendKind;
 use crate::config::network::AccessKey;
 
 const METADATA: &str = "http://metadata.tencentyun.com";
 const VERSION: &str = "2017-03-12";
+const DESCRIBE: &str = "DescribeRouteTables";
 const JSON: &str = "application/json; charset=utf-8";
 /// The most tables that one answer has; a VPC may have ten, unless somebody asked for more.
-const TABLES_MAX: &str = "100";
+const TABLES_MAX: usize = 100;
 /// A route to an instance, by its address.
 const TO_INSTANCE: &str = "NORMAL_CVM";
 /// A route that a user has made.
@@ -48,13 +49,28 @@ impl Tencent {
         let of_interface = |name| format!("network/interfaces/macs/{mac}/{name}");
         let vpc = read(of_interface("vpc-id")).await?;
         let subnet = read(of_interface("subnet-id")).await?;
-        let asked = json!({
-            "Filters": [{ "Name": "vpc-id", "Values": [vpc] }],
-            "Limit": TABLES_MAX,
-        });
-        let answer = self.ask(http, "DescribeRouteTables", &asked).await?;
-        let tables = table(&answer, &subnet, own)?;
-        Ok(Found { tables: vec![tables], target: own.address.to_string(), trouble: None })
+        let table = table(&self.tables(http, &vpc).await?, &subnet, own)?;
+        Ok(Found { tables: vec![table], target: own.address.to_string(), trouble: None })
+    }
+
+    /// All route tables of a VPC.
+    async fn tables(&self, http: &Http, vpc: &str) -> Result<Vec<Value>> {
+        let mut all = Vec::new();
+        for _ in 0..PAGES_MAX {
+            let asked = json!({
+                "Filters": [{ "Name": "vpc-id", "Values": [vpc] }],
+                "Offset": all.len().to_string(),
+                "Limit": TABLES_MAX.to_string(),
+            });
+            let answer = self.ask(http, DESCRIBE, &asked).await?;
+            all.extend(list(DESCRIBE, &answer, "/Response/RouteTableSet")?);
+            let told: Value = serde_json::from_str(&answer).unwrap_or_default();
+            let count = told.pointer("/Response/TotalCount").and_then(Value::as_u64);
+            if count.is_none_or(|count| all.len() as u64 >= count) {
+                return Ok(all);
+            }
+        }
+        Err(endless(DESCRIBE))
     }
 
     /// Changes `table`, as the last look found it.
@@ -67,10 +83,7 @@ impl Tencent {
     ) -> Result {
         if let Change::Delete(entry) | Change::Replace(entry) = change {
             let id: u64 = entry.id.parse().map_err(|_not_a_number| {
-                CloudError::Unusable(format!(
-                    "DescribeRouteTables: a route has the id {}",
-                    entry.id
-                ))
+                CloudError::Unusable(format!("{DESCRIBE}: a route has the id {}", entry.id))
             })?;
             let asked = json!({ "RouteTableId": table.id, "Routes": [{ "RouteId": id }] });
             self.ask(http, "DeleteRoutes", &asked).await?;
@@ -98,13 +111,17 @@ impl Tencent {
         let text = answer.text();
         let told: Value = serde_json::from_str(&text).unwrap_or_default();
         let failed = told.pointer("/Response/Error");
+        let whom = "Tencent Cloud's API";
         if answer.status.is_success() && failed.is_none() {
-            return Ok(text);
+            return match self::text(&told, "/Response/RequestId").is_empty() {
+                true => Err(CloudError::of_stranger(action, whom, 200, &text)),
+                false => Ok(text),
+            };
         }
         let [code, message] = ["/Code", "/Message"]
             .map(|name| failed.map(|it| self::text(it, name)).unwrap_or_default());
         let of = (action, &*format!("vpc:{action}"));
-        Err(CloudError::refused(of, answer.status.as_u16(), &code, &message))
+        Err(answer.refused(of, whom, (&code, &message)))
     }
 
     fn signed(
@@ -141,8 +158,7 @@ impl Tencent {
 }
 
 /// The table of `subnet`, else the VPC's main one. What users have not made is the VPC's own.
-fn table(answer: &str, subnet: &str, own: &Own) -> Result<Table> {
-    let all = list("DescribeRouteTables", answer, "/Response/RouteTableSet")?;
+fn table(all: &[Value], subnet: &str, own: &Own) -> Result<Table> {
     let of_subnet = |table: &&Value| {
         let all = table["AssociationSet"].as_array().into_iter().flatten();
         all.into_iter().any(|association| association["SubnetId"] == subnet)
@@ -187,7 +203,7 @@ mod tests {
                 "RouteDescription": "", "RouteItemId": "rti-1",
             })
         };
-        let answer = json!({ "Response": { "RequestId": "r", "TotalCount": 2, "RouteTableSet": [
+        let all = json!([
             { "RouteTableId": "rtb-main", "Main": true, "AssociationSet": [], "RouteSet": [] },
             {
                 "RouteTableId": "rtb-own", "Main": false,
@@ -201,8 +217,9 @@ mod tests {
                       "GatewayId": "0", "RouteType": "USER", "Enabled": true },
                 ],
             },
-        ]}});
-        let found = table(&answer.to_string(), "subnet-1", &own).unwrap();
+        ]);
+        let all = all.as_array().unwrap();
+        let found = table(all, "subnet-1", &own).unwrap();
         assert_eq!(found.id, "rtb-own");
         let leads: Vec<_> = found.entries.iter().map(|it| (it.id.as_str(), it.leads)).collect();
         let expected = [
@@ -212,7 +229,7 @@ mod tests {
             ("4", Leads::Fixed),
         ];
         assert_eq!(leads, expected);
-        assert_eq!(table(&answer.to_string(), "subnet-2", &own).unwrap().id, "rtb-main");
-        assert!(table("{}", "subnet-1", &own).is_err(), "half an answer is an empty table");
+        assert_eq!(table(all, "subnet-2", &own).unwrap().id, "rtb-main");
+        assert!(list(DESCRIBE, "{}", "/Response/RouteTableSet").is_err(), "half an answer");
     }
 }

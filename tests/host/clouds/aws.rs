@@ -117,6 +117,36 @@ fn routes_that_nobody_has_go_and_others_stay() {
 }
 
 #[test]
+fn what_is_answered_as_done_and_is_not_is_no_route() {
+    let mut aws = Aws::plain(1);
+    aws.site.cloud("fault", &json!({"html": 1}));
+    aws.site.daemons.push(aws.site.weftd(0, &[]));
+    let told = |words: &[&str], fault: &str, next: &str| {
+        aws.site.wait_for_status(0, words);
+        assert!(aws.site.subnet(0).is_none(), "pods start that nobody reaches");
+        aws.site.cloud("fault", &json!({fault: 0, next: 1}));
+    };
+    told(&["is not EC2", "<html><body>Please log in"], "html", "empty");
+    told(&["is not EC2", "can't be read"], "empty", "redirect");
+    told(&["http://login.example.org/"], "redirect", "meta-html");
+    told(&["is not the metadata service", "log in"], "meta-html", "endless");
+    told(&["DescribeRouteTables: after 20 pages"], "endless", "none");
+    let own = aws.site.wait_for_subnet(0);
+    aws.wait_for_route("main", &own, Some(0));
+}
+
+#[test]
+fn tokens_that_do_not_arrive_are_done_without_or_explained() {
+    let mut aws = Aws::plain(1);
+    aws.site.cloud("fault", &json!({"token-hang": 1}));
+    aws.site.daemons.push(aws.site.weftd(0, &[]));
+    aws.site.wait_for_status(0, &["hop-limit", r#""ready":false"#]);
+    aws.site.cloud("fault", &json!({"imds-v1": 1}));
+    let own = aws.site.wait_for_subnet(0);
+    aws.wait_for_route("main", &own, Some(0));
+}
+
+#[test]
 fn without_the_store_nothing_of_others_is_touched() {
     let mut aws = Aws::plain(2);
     let subnets = aws.site.start_all();
@@ -236,6 +266,10 @@ fn wrong_keys_a_wrong_clock_and_a_full_table_are_named() {
     let wrong = ["AWS_SECRET_ACCESS_KEY=n0t-the-s3cret", key.as_str()];
     aws.site.daemons.push(aws.site.weftd(0, &wrong));
     aws.site.wait_for_status(0, &["the credentials are not valid", "AuthFailure"]);
+    // EC2 says the same of a clock that is wrong.
+    aws.site.cloud("fault", &json!({"date": -3600}));
+    aws.site.wait_for_status(0, &["the clock of this host is wrong", "AuthFailure"]);
+    aws.site.cloud("fault", &json!({"date": 0}));
     aws.site.nowhere("n0t-the-s3cret");
     aws.site.daemons.clear();
     aws.site.cloud("fault", &json!({"skew": 1_000_000}));

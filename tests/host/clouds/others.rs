@@ -136,6 +136,22 @@ impl Provider {
         site.cloud("fault", &json!({"throttle": 2, "reset": 1, "half": 1}));
         site.cloud("denied", &json!([self.denied]));
         site.daemons.push(site.weftd(0, &[]));
+        for (fault, words) in [
+            ("html", "log in"),
+            ("empty", "can't be read"),
+            ("redirect", "http://login.example.org/"),
+            ("endless", "after 20 pages"),
+        ] {
+            if (self.name, fault) == ("gce", "endless") {
+                continue;
+            }
+            site.cloud("fault", &json!({fault: 1}));
+            site.cloud("denied", &json!([]));
+            site.wait_for_status(0, &[words, r#""ready":false"#]);
+            assert!(site.subnet(0).is_none(), "pods start that nobody reaches: {fault}");
+            site.cloud("denied", &json!([self.denied]));
+            site.cloud("fault", &json!({fault: 0}));
+        }
         site.wait_for_status(0, &[self.named, r#""ready":false"#]);
         assert!(site.subnet(0).is_none(), "pods start that nobody reaches");
         site.cloud("denied", &json!([]));
