@@ -11,7 +11,8 @@ use crate::backend::handover::Handover;
 use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
     BackendConfig, CloudBackendConfig, ExtensionBackendConfig, IpsecBackendConfig, NetworkConfig,
-    NetworkConfigError, UdpBackendConfig, VxlanBackendConfig, WireguardBackendConfig, flag,
+    NetworkConfigError, SubnetRange, UdpBackendConfig, VxlanBackendConfig, WireguardBackendConfig,
+    flag,
 };
 use crate::config::options::{
     DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WireguardChoice,
@@ -81,6 +82,8 @@ pub struct Setup {
     pub dataplane: DataplaneOptions,
     /// What this weftd has from the last one, and hands to the next.
     pub handover: Handover,
+    /// From which subnets of IPv4 nodes get theirs.
+    pub subnet_range: Option<SubnetRange>,
     /// Between two looks at a cloud's route tables.
     pub cloud_period: Duration,
 }

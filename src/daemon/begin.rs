@@ -99,6 +99,7 @@ impl Start<'_> {
             control: manager.status(),
             dataplane: options.dataplane,
             handover: handover.clone(),
+            subnet_range: begun.plan.network.v4(),
             cloud_period: manager.timing().cloud_period,
         };
         let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;

@@ -163,7 +163,8 @@ fn entry(route: &Value, instance: &str) -> Option<Entry> {
         true if hop == instance => Leads::Here,
         true => Leads::Elsewhere,
     };
-    Some(Entry { destination: text(route, "/DestinationCidrBlock").parse().ok()?, leads, id: hop })
+    let destination = text(route, "/DestinationCidrBlock").parse().ok()?;
+    Some(Entry { destination, leads, id: hop.clone(), hop })
 }
 
 #[cfg(test)]

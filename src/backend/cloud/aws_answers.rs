@@ -4,6 +4,16 @@ use roxmltree::{Document, Node};
 
 use super::plan::{Entry, Leads, Table};
 
+/// What a route may lead to, as far as anybody has to be told.
+const HOPS: [&str; 6] = [
+    "networkInterfaceId",
+    "instanceId",
+    "gatewayId",
+    "natGatewayId",
+    "transitGatewayId",
+    "vpcPeeringConnectionId",
+];
+
 /// Code and message of an error's answer.
 pub(super) fn refusal(text: &str) -> Option<(String, String)> {
     let document = Document::parse(text).ok()?;
@@ -61,7 +71,9 @@ fn entry(route: Node<'_, '_>, interface: &str) -> Option<Entry> {
         "active" if target == interface => Leads::Here,
         _ => Leads::Elsewhere,
     };
-    Some(Entry { destination, leads, id: target })
+    let mut hops = HOPS.iter().map(|name| text_of(route, name));
+    let hop = hops.find(|hop| !hop.is_empty()).unwrap_or_default();
+    Some(Entry { destination, leads, id: String::new(), hop })
 }
 
 #[cfg(test)]

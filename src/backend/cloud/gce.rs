@@ -135,7 +135,7 @@ impl Session {
             false if is_here => Leads::Here,
             false => Leads::Elsewhere,
         };
-        Ok(Entry { destination: own.subnet, leads, id: name })
+        Ok(Entry { destination: own.subnet, leads, id: name, hop })
     }
 
     /// Has something done, and waits until it is.
@@ -248,15 +248,8 @@ fn last(path: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::tests::own;
     use super::*;
-
-    fn own() -> Own {
-        Own {
-            subnet: "10.5.3.0/24".parse().unwrap(),
-            network: "10.5.0.0/16".parse().unwrap(),
-            address: "10.128.0.3".parse().unwrap(),
-        }
-    }
 
     #[test]
     fn what_has_no_name_is_neither_a_route_nor_an_operation() {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
+use crate::config::network::SubnetRange;
 use crate::route::Prefix;
 
 /// Whose route weftd keeps, and where its former ones may lie.
@@ -10,8 +11,8 @@ use crate::route::Prefix;
 pub(super) struct Own {
     /// This node's subnet.
     pub(super) subnet: Prefix,
-    /// The whole overlay.
-    pub(super) network: Prefix,
+    /// From which subnets nodes get theirs.
+    pub(super) range: SubnetRange,
     /// The interface's address.
     pub(super) address: Ipv4Addr,
 }
@@ -39,6 +40,8 @@ pub(super) struct Entry {
     pub(super) leads: Leads,
     /// What the provider knows it by, or the next hop, where deleting asks for that.
     pub(super) id: String,
+    /// The next hop, as operators are told.
+    pub(super) hop: String,
 }
 
 /// A route table with what concerns weftd.
@@ -95,24 +98,49 @@ impl Hindrance {
     }
 }
 
-/// What makes `entries` right, and why the own route stays wrong, if it does. Deletions come first,
-/// for a table may be full. Besides the own route only routes go that lead to subnets of the
-/// overlay which nobody has leased: those of this instance, left from an earlier lease, and black
-/// holes. As long as it is unknown who has leased what, none.
-pub(super) fn changes(
+/// What is to become of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// What makes it right. Deletions come first, for a table may be full.
+    pub(super) changes: Vec<Change>,
+    /// Why the own route stays wrong, if it does.
+    pub(super) hindrance: Option<Hindrance>,
+    /// A route that leads a part of the own subnet elsewhere, and stays: somebody may want it.
+    pub(super) stray: Option<Entry>,
+}
+
+impl Plan {
+    /// Whether the own route is right as it is.
+    pub(super) fn is_in_place(&self) -> bool {
+        let is_of_others = |change: &Change| matches!(change, Change::Delete(_));
+        self.hindrance.is_none() && self.changes.iter().all(is_of_others)
+    }
+}
+
+/// What makes `entries` right. Besides the own route only routes go that lead to subnets which
+/// nodes lease here, and nobody has leased: those of this instance, left from an earlier lease, and
+/// black holes. As long as it is unknown who has leased what, none.
+pub(super) fn plan(
     entries: &[Entry],
     own: &Own,
     Leases { leased, is_own_confirmed }: Leases<'_>,
-) -> (Vec<Change>, Option<Hindrance>) {
+) -> Plan {
     let is_stale = |entry: &&Entry| {
-        let of_overlay = own.network.covers(entry.destination) && entry.destination != own.network;
         let is_needed = leased.is_none_or(|all| {
             entry.destination == own.subnet
                 || all.iter().any(|subnet| entry.destination.overlaps(*subnet))
         });
-        of_overlay && !is_needed && matches!(entry.leads, Leads::Here | Leads::Nowhere)
+        own.range.leasable(entry.destination)
+            && !is_needed
+            && matches!(entry.leads, Leads::Here | Leads::Nowhere)
     };
-    let mut all: Vec<_> = entries.iter().filter(is_stale).cloned().map(Change::Delete).collect();
+    let is_stray = |entry: &&Entry| {
+        let is_part = own.subnet.covers(entry.destination) && entry.destination != own.subnet;
+        is_part && entry.leads != Leads::Here
+    };
+    let stray = entries.iter().find(is_stray).cloned();
+    let mut changes: Vec<_> =
+        entries.iter().filter(is_stale).cloned().map(Change::Delete).collect();
     let of_own = || entries.iter().filter(|entry| entry.destination == own.subnet);
     let leads = |to: Leads| of_own().any(|entry| entry.leads == to);
     // Some clouds have several routes to one prefix.
@@ -121,35 +149,43 @@ pub(super) fn changes(
         _ if leads(Leads::Fixed) => Some(Hindrance::Fixed),
         _ if leads(Leads::Elsewhere) && !is_own_confirmed => Some(Hindrance::Unconfirmed),
         None => {
-            all.push(Change::Create);
+            changes.push(Change::Create);
             None
         }
         Some(entry) => {
-            all.push(Change::Replace(entry.clone()));
+            changes.push(Change::Replace(entry.clone()));
             None
         }
     };
-    (all, hindrance)
+    Plan { changes, hindrance, stray }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn own() -> Own {
-        let [subnet, network] = ["10.5.3.0/24", "10.5.0.0/16"].map(|text| text.parse().unwrap());
-        Own { subnet, network, address: Ipv4Addr::new(172, 31, 0, 3) }
+    /// In 10.5.0.0/16, of which 10.5.1.0/24 and the like are leased, up to 10.5.250.0/24.
+    pub(in crate::backend::cloud) fn own() -> Own {
+        let range = SubnetRange {
+            network: "10.5.0.0/16".parse().unwrap(),
+            subnet_length_bits: 24,
+            subnet_min: Ipv4Addr::new(10, 5, 1, 0),
+            subnet_max: Ipv4Addr::new(10, 5, 250, 0),
+        };
+        let subnet = "10.5.3.0/24".parse().unwrap();
+        Own { subnet, range, address: Ipv4Addr::new(172, 31, 0, 3) }
     }
 
     fn entry(destination: &str, leads: Leads) -> Entry {
-        Entry { destination: destination.parse().unwrap(), leads, id: destination.to_owned() }
+        let (id, hop) = (destination.to_owned(), "eni-9".to_owned());
+        Entry { destination: destination.parse().unwrap(), leads, id, hop }
     }
 
     /// With a lease that is confirmed.
     fn made(entries: &[Entry], own: &Own, leased: Option<&BTreeSet<Prefix>>) -> Vec<Change> {
-        changes(entries, own, Leases { leased, is_own_confirmed: true }).0
+        plan(entries, own, Leases { leased, is_own_confirmed: true }).changes
     }
 
     fn leased(subnets: &[&str]) -> BTreeSet<Prefix> {
@@ -175,7 +211,8 @@ mod tests {
         let none = leased(&[]);
         let of = |leads, is_own_confirmed| {
             let leases = Leases { leased: Some(&none), is_own_confirmed };
-            changes(&[entry("10.5.3.0/24", leads)], &own(), leases)
+            let plan = plan(&[entry("10.5.3.0/24", leads)], &own(), leases);
+            (plan.changes, plan.hindrance)
         };
         for is_own_confirmed in [true, false] {
             let found = of(Leads::Fixed, is_own_confirmed);
@@ -186,7 +223,7 @@ mod tests {
         assert_eq!(found, (vec![], Some(Hindrance::Unconfirmed)), "the new owner is cut off");
         let stale = [entry("10.5.9.0/24", Leads::Fixed)];
         let leases = Leases { leased: Some(&none), is_own_confirmed: true };
-        assert_eq!(changes(&stale, &own(), leases).0, [Change::Create], "the cloud's own goes");
+        assert_eq!(plan(&stale, &own(), leases).changes, [Change::Create], "the cloud's own goes");
     }
 
     #[test]
@@ -201,11 +238,35 @@ mod tests {
             entry("10.5.5.0/24", Leads::Nowhere),
             entry("10.5.6.0/24", Leads::Nowhere),
             entry("10.5.7.0/24", Leads::Here),
+            // Nodes lease nothing of these lengths, and nothing beyond the bounds.
+            entry("10.5.77.5/32", Leads::Here),
+            entry("10.5.80.0/28", Leads::Nowhere),
+            entry("10.5.90.0/23", Leads::Here),
+            entry("10.5.128.0/17", Leads::Here),
+            entry("10.5.0.0/24", Leads::Here),
+            entry("10.5.251.0/24", Leads::Nowhere),
         ];
         let stale = [7, 8].map(|at: usize| Change::Delete(entries[at].clone()));
         let known = leased(&["10.5.5.0/24"]);
         assert_eq!(made(&entries, &own(), Some(&known)), stale);
         assert_eq!(made(&entries, &own(), None), [], "gone before the leases are known");
+    }
+
+    #[test]
+    fn a_part_of_the_own_subnet_that_leads_elsewhere_is_told_and_stays() {
+        let of = |destination, leads| {
+            let entries = [entry("10.5.3.0/24", Leads::Here), entry(destination, leads)];
+            let leases = Leases { leased: Some(&leased(&[])), is_own_confirmed: true };
+            let plan = plan(&entries, &own(), leases);
+            assert!(plan.is_in_place() && plan.changes.is_empty(), "{plan:?}");
+            plan.stray.map(|entry| entry.destination.to_string())
+        };
+        for leads in [Leads::Elsewhere, Leads::Nowhere, Leads::Fixed] {
+            assert_eq!(of("10.5.3.0/25", leads).as_deref(), Some("10.5.3.0/25"), "{leads:?}");
+        }
+        assert_eq!(of("10.5.3.7/32", Leads::Here), None, "it leads to this node all the same");
+        assert_eq!(of("10.5.2.0/25", Leads::Elsewhere), None, "another node's");
+        assert_eq!(of("10.5.0.0/16", Leads::Elsewhere), None, "the own one goes before it");
     }
 
     /// A table as the changes leave it.
@@ -248,6 +309,7 @@ mod tests {
                 let text = entry.destination.to_string();
                 let may_go = text.starts_with("10.5.")
                     && text != "10.5.3.0/24"
+                    && text != "10.5.0.0/24"
                     && !known.contains(&entry.destination)
                     && entry.leads != Leads::Elsewhere;
                 let stays = after.iter().any(|it| it.destination == entry.destination);

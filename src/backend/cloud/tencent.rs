@@ -179,6 +179,7 @@ fn table(all: &[Value], subnet: &str, own: &Own) -> Result<Table> {
                 (false, _) => Leads::Elsewhere,
             },
             id: route["RouteId"].to_string(),
+            hop: text(route, "/GatewayId"),
         })
     };
     let routes = table["RouteSet"].as_array().into_iter().flatten();
@@ -187,15 +188,12 @@ fn table(all: &[Value], subnet: &str, own: &Own) -> Result<Table> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::tests::own;
     use super::*;
 
     #[test]
     fn the_table_of_the_subnet_is_taken_else_the_main_one() {
-        let own = Own {
-            subnet: "10.5.3.0/24".parse().unwrap(),
-            network: "10.5.0.0/16".parse().unwrap(),
-            address: "172.16.0.3".parse().unwrap(),
-        };
+        let own = Own { address: "172.16.0.3".parse().unwrap(), ..own() };
         let route = |id: u64, to: &str, by: &str, kind: &str, enabled: bool| {
             json!({
                 "RouteId": id, "DestinationCidrBlock": to, "GatewayType": "NORMAL_CVM",

@@ -106,6 +106,9 @@ fn routes_that_nobody_has_go_and_others_stay() {
     aws.site.cloud("blackhole", &json!("10.5.202.0/24"));
     aws.route("aws/create", "10.9.1.0/24", 1);
     aws.site.cloud("blackhole", &json!("10.9.1.0/24"));
+    // Nodes lease nothing of these lengths: an operator has made them.
+    let operators = ["10.5.177.5/32", "10.5.180.0/28", "10.5.190.0/23", "10.5.128.0/17"];
+    operators.iter().for_each(|subnet| aws.route("aws/create", subnet, 0));
     aws.site.daemons.push(aws.site.weftd(0, &[]));
     let own = aws.site.wait_for_subnet(0);
     aws.wait_for_route("main", "10.5.200.0/24", None);
@@ -114,6 +117,33 @@ fn routes_that_nobody_has_go_and_others_stay() {
     assert_eq!(aws.leads("main", "10.5.201.0/24"), Some(aws.interface(1).into()), "another's");
     assert_eq!(aws.leads("main", "10.9.0.0/24"), Some(aws.interface(0).into()), "no overlay's");
     assert_eq!(aws.leads("main", "10.9.1.0/24"), Some(aws.interface(1).into()), "no overlay's");
+    for subnet in operators {
+        assert_eq!(aws.leads("main", subnet), Some(aws.interface(0).into()), "{subnet} is gone");
+    }
+    // A part of the own subnet goes before the whole.
+    let part = own.replace("/24", "/25");
+    aws.route("aws/create", &part, 1);
+    aws.site.wait_for_status(0, &[&part, "a part of this node's subnet", r#""ready":true"#]);
+    assert_eq!(aws.leads("main", &part), Some(aws.interface(1).into()), "weftd has taken it");
+    aws.route("aws/delete", &part, 1);
+    aws.site.wait_for_status(0, &[r#""state":"ready""#]);
+}
+
+#[test]
+fn a_route_that_is_taken_back_and_forth_is_told() {
+    let mut aws = Aws::plain(2);
+    aws.site.daemons.push(aws.site.weftd(0, &[]));
+    let own = aws.site.wait_for_subnet(0);
+    aws.wait_for_route("main", &own, Some(0));
+    for times in 1..=2 {
+        aws.route("aws/delete", &own, 0);
+        aws.route("aws/create", &own, 1);
+        aws.wait_for_route("main", &own, Some(0));
+        let told = || aws.site.daemons[0].complaints(aws.interface(1));
+        wait_until(SOON, "a warning says from whom", || told() >= times);
+    }
+    let other = aws.interface(1);
+    aws.site.wait_for_status(0, &[other, "again", "another cluster", r#""ready":true"#]);
 }
 
 #[test]
@@ -127,7 +157,8 @@ fn what_is_answered_as_done_and_is_not_is_no_route() {
         aws.site.cloud("fault", &json!({fault: 0, next: 1}));
     };
     told(&["is not EC2", "<html><body>Please log in"], "html", "empty");
-    told(&["is not EC2", "can't be read"], "empty", "redirect");
+    told(&["is not EC2", "can't be read"], "empty", "pretend");
+    told(&["does not show the route"], "pretend", "redirect");
     told(&["http://login.example.org/"], "redirect", "meta-html");
     told(&["is not the metadata service", "log in"], "meta-html", "endless");
     told(&["DescribeRouteTables: after 20 pages"], "endless", "none");

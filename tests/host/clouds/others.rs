@@ -139,6 +139,7 @@ impl Provider {
         for (fault, words) in [
             ("html", "log in"),
             ("empty", "can't be read"),
+            ("pretend", "does not show the route"),
             ("redirect", "http://login.example.org/"),
             ("endless", "after 20 pages"),
         ] {
@@ -233,6 +234,17 @@ fn gce_leaves_another_networks_route_and_says_so() {
     site.daemons.push(site.weftd(0, &[]));
     site.wait_for_status(0, &["of another network, other"]);
     assert_eq!(site.count("gce routes.delete"), 0, "somebody else's route is gone");
+}
+
+#[test]
+fn gce_says_what_a_start_waits_for() {
+    let mut site = GCE.site(1);
+    site.cloud("fault", &json!({"running": 1}));
+    site.daemons.push(site.weftd(0, &[]));
+    site.wait_for_status(0, &["has not finished a change", r#""ready":false"#]);
+    site.cloud("fault", &json!({"running": 0}));
+    let own = site.wait_for_subnet(0);
+    GCE.wait_for_route(&site, &own, Some(0));
 }
 
 #[test]
