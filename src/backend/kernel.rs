@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::backend::family::CarriedFamily;
-use crate::backend::kernel_health::KernelHealth;
+use crate::backend::kernel_health::{Answerer, KernelHealth};
 use crate::backend::kernel_tables::{FamilyTables, Goal, Made};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, of_link_alone};
 use crate::backend::status::{PeerHosts, Reporter};
@@ -88,6 +88,15 @@ impl Means {
         }
     }
 
+    /// What answers echoes at its peers.
+    fn answerer(&self) -> Answerer {
+        match self {
+            Self::Vxlan(_) | Self::Ipip { .. } => Answerer::Device,
+            Self::Cloud { .. } => Answerer::Subnet,
+            Self::HostGw | Self::Alloc => Answerer::Host,
+        }
+    }
+
     /// The longest time between two comparisons, and whether routes to anywhere decide how a peer
     /// is reached.
     fn follows(&self) -> (Duration, bool) {
@@ -159,8 +168,7 @@ impl KernelBackend {
             let port = port_v4.or_else(|| backend.v6.device.as_ref().and_then(TunnelDevice::port));
             let (v4, v6) = (setup.networks.v4().map(drop), setup.networks.v6().map(drop));
             let families = Families::new(v4, v6).unwrap_or_default();
-            let has_device = backend.means.leased_as().has_device();
-            let health = KernelHealth::open(families, port, has_device);
+            let health = KernelHealth::open(families, port, backend.means.answerer());
             backend.reporter.reachability = health.health.view();
             backend.health = Some(health);
         }

@@ -22,10 +22,22 @@ const TTL_BEYOND: u8 = 1;
 /// The longest wait, should nothing ever be due.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// What answers echoes at a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answerer {
+    /// The tunnel's device, at the subnet's network address.
+    Device,
+    /// The host itself.
+    Host,
+    /// The bridge of the pods, or the host in its place where there is none: what shows that the
+    /// route to the subnet leads there.
+    Subnet,
+}
+
 pub(super) struct KernelHealth {
     pub(super) health: Health,
     port: Option<u16>,
-    has_device: bool,
+    answerer: Answerer,
     /// The tables in which the kernel notes the peers' use, and whether they are of IPv6.
     tables: BTreeSet<(u32, EntryTable, bool)>,
     own: Vec<IpAddr>,
@@ -40,13 +52,14 @@ pub(super) struct KernelHealth {
 pub(super) type Followed<'a, A> = (&'a Ways<A>, BTreeMap<Prefix<A>, A>);
 
 impl KernelHealth {
-    /// `port` of the tunnel, if it has one; whether there is a tunnel, which is a device's.
-    pub(super) fn open(families: Families<(), ()>, port: Option<u16>, has_device: bool) -> Self {
-        let manner = Manner { families, port, ttl: TTL_BEYOND, is_use_rare: true };
+    /// `port` of the tunnel, if it has one.
+    pub(super) fn open(families: Families<(), ()>, port: Option<u16>, answerer: Answerer) -> Self {
+        let may_expire = answerer == Answerer::Subnet;
+        let manner = Manner { families, port, ttl: TTL_BEYOND, may_expire, is_use_rare: true };
         Self {
             health: Health::open(manner),
             port,
-            has_device,
+            answerer,
             tables: BTreeSet::new(),
             own: Vec::new(),
             forwarded: BTreeSet::new(),
@@ -79,8 +92,12 @@ impl KernelHealth {
     {
         for (subnet, host) in peers {
             let Some(way) = set.get(subnet) else { continue };
-            // What answers there: the tunnel's device, or the host itself.
-            let target = if self.has_device { subnet.network() } else { *host }.into();
+            let target = match self.answerer {
+                Answerer::Device => subnet.network(),
+                Answerer::Host => *host,
+                Answerer::Subnet => subnet.first_host(),
+            };
+            let target = target.into();
             let interface = way.route.interface.index;
             let lease = Reached { subnet: (*subnet).into(), target, interface };
             add(hosts, (*host).into(), lease);

@@ -100,6 +100,9 @@ fn of_others(row: &mut Peer, running: &Running, reachability: &Reachability) {
     let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
     (row.via, row.state, row.why) = (Via::Host(host), unasked, None);
     asked(row, reachability, host, plane.tunnel.map(TunnelEnd::port));
+    if let Some(contact) = reachability.contacts.get(&host).filter(|_| running.kind.is_cloud()) {
+        row.why = contact.state.why_in_cloud(host);
+    }
     let wireguard = running.view.wireguard.borrow();
     let state = subnets.and_then(|it| wireguard.get(&it));
     state.into_iter().for_each(|state| note_wireguard(row, state));

@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 566, 4715),
-    ("backend", 12423, 128502),
+    ("backend", 12436, 128585),
     ("bin", 15, 144),
     ("config", 1917, 19629),
-    ("daemon", 3868, 39982),
+    ("daemon", 3876, 40069),
     ("control", 5925, 59970),
     ("device", 494, 5308),
     ("engine", 2265, 21341),

@@ -51,6 +51,8 @@ pub(in crate::backend) enum Evidence {
     Echoed(u16),
     /// It said that this one expired there.
     Expired(u16),
+    /// The same of one that was to show no more than that.
+    Returned(u16),
     /// An answer of it has reached the interface, and rules of this host may drop it yet.
     Overheard,
     /// Its host answered, outside of the tunnel.

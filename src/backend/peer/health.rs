@@ -24,6 +24,9 @@ use crate::route::{Families, Prefixes};
 /// kernel says when each came.
 const GATHER: Duration = Duration::from_millis(50);
 
+/// With no router in between, and with one: see [`Manner::may_expire`].
+const EXPIRING: [u8; 2] = [1, 2];
+
 /// Until a tick that only a look brings forward.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -34,8 +37,11 @@ pub(in crate::backend) struct Manner {
     pub(in crate::backend) families: Families<(), ()>,
     /// Of the tunnel, if there is one.
     pub(in crate::backend) port: Option<u16>,
-    /// With so many routers left, an echo expires at the peer.
+    /// With so many routers left, an echo to what is behind a peer expires there.
     pub(in crate::backend) ttl: u8,
+    /// Whether the echoes that peers are asked for may expire there as well, for nobody may have
+    /// the address: with no router in between, and with one that counts, which a cloud may have.
+    pub(in crate::backend) may_expire: bool,
     /// Whether the kernel tells of use at times only.
     pub(in crate::backend) is_use_rare: bool,
 }
@@ -135,11 +141,13 @@ impl Health {
         let by_socket = messages.len();
         messages.extend(captured);
         for (number, (interface, age, message)) in messages.into_iter().enumerate() {
-            let meaning = meaning(message, interface, machine, manner.port, own);
+            let meaning = meaning(message, interface, machine, *manner, own);
             let Some((host, evidence)) = meaning else { continue };
             match (message, evidence) {
                 (Answer::Reply(reply), _) if reply.total_bytes != ECHO_BYTES => others(reply),
-                (_, Evidence::Echoed(_) | Evidence::Expired(_)) if number >= by_socket => {
+                (_, Evidence::Echoed(_) | Evidence::Expired(_) | Evidence::Returned(_))
+                    if number >= by_socket =>
+                {
                     machine.note(host, Evidence::Overheard, now);
                 }
                 _ => machine.note(host, evidence, now - age.min(unread)),
@@ -159,9 +167,10 @@ impl Health {
         let mut asks = machine.tick(now);
         let mut all = Vec::with_capacity(asks.len());
         for &Ask { host, target, beyond, asks_host, sequence } in &asks {
-            let inner = [Some((target, TTL)), beyond.map(|beyond| (beyond, manner.ttl))];
+            let ttls: &[u8] = if manner.may_expire { &EXPIRING } else { &[TTL] };
+            let beyond = beyond.map(|beyond| (beyond, manner.ttl));
             let echo = |(to, ttl)| Echo { of: Some(host), to, ttl, sequence };
-            all.extend(inner.into_iter().flatten().map(echo));
+            all.extend(ttls.iter().map(|ttl| (target, *ttl)).chain(beyond).map(echo));
             if asks_host && host != target {
                 // One that can't be sent says nothing of the tunnel.
                 all.push(Echo { of: None, to: host, ttl: TTL, sequence });
@@ -221,7 +230,7 @@ fn meaning(
     message: Answer,
     interface: u32,
     machine: &Machine,
-    port: Option<u16>,
+    Manner { port, may_expire, .. }: Manner,
     own: &[IpAddr],
 ) -> Option<(IpAddr, Evidence)> {
     let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
@@ -250,9 +259,14 @@ fn meaning(
         Answer::Lost { by, destination, sequence, code } => {
             let (host, _) = machine.place_of(destination)?;
             // Of another address, an echo expires only where packets go in circles.
-            let is_answer = code.is_some() || machine.is_beyond(destination);
+            let is_beyond = machine.is_beyond(destination);
+            let evidence = match code {
+                None if may_expire && !is_beyond => Evidence::Returned(sequence),
+                None if !is_beyond => return None,
+                None | Some(_) => Evidence::Expired(sequence),
+            };
             // Another router, to which a wrong route leads, is no peer.
-            (is_answer && answerer(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
+            (answerer(by) == Some(host)).then_some((host, evidence))
         }
         Answer::Refused { by, code, source, destination, echo_to } => {
             let (host, _) = machine.place_of(destination.ip())?;
@@ -320,8 +334,33 @@ mod tests {
         let subnet = "10.5.1.0/24".parse().unwrap();
         let reached = Reached { subnet, target: TARGET, interface: lease };
         machine.set_hosts(Hosts::from([(HOST, vec![reached])]), EXTERNAL);
-        let meaning = meaning(message, by, &machine, Some(8285), &[OWN]);
+        shown_by(message, by, &machine, manner(8285))
+    }
+
+    fn manner(port: u16) -> Manner {
+        let families = Families::new(Some(()), Some(())).unwrap();
+        Manner { families, port: Some(port), ttl: 1, may_expire: false, is_use_rare: false }
+    }
+
+    fn shown_by(message: Answer, by: u32, machine: &Machine, manner: Manner) -> Option<Evidence> {
+        let meaning = meaning(message, by, machine, manner, &[OWN]);
         meaning.map(|(host, evidence)| (assert_eq!(host, HOST), evidence).1)
+    }
+
+    /// As in a cloud, where nobody may have the address that is asked.
+    #[test]
+    fn an_echo_that_expires_at_the_host_that_it_is_for_is_answered() {
+        let mut machine = Machine::new(false, 1);
+        let subnet = "10.5.1.0/24".parse().unwrap();
+        let reached = Reached { subnet, target: TARGET, interface: EXTERNAL };
+        machine.set_hosts(Hosts::from([(HOST, vec![reached])]), EXTERNAL);
+        let expired = |by| Lost { by, destination: TARGET, sequence: 7, code: None };
+        let of = |by, may_expire| {
+            shown_by(expired(by), EXTERNAL, &machine, Manner { may_expire, ..manner(8285) })
+        };
+        assert_eq!(of(HOST, true), Some(Evidence::Returned(7)));
+        assert_eq!(of(ROUTER, true), None, "the cloud's router is taken for the peer");
+        assert_eq!(of(HOST, false), None);
     }
 
     fn reply(source: IpAddr) -> Answer {
@@ -386,7 +425,7 @@ mod tests {
         let subnet = "fd00:5:1::/64".parse().unwrap();
         let reached = Reached { subnet, target: ip("fd00:5:1::"), interface: TUNNEL };
         machine.set_hosts(Hosts::from([(ip("fd99::1"), vec![reached])]), EXTERNAL);
-        let meaning = meaning(message, EXTERNAL, &machine, Some(8472), &[ip("fd99::9")]);
+        let meaning = meaning(message, EXTERNAL, &machine, manner(8472), &[ip("fd99::9")]);
         meaning.map(|(host, evidence)| (assert_eq!(host, ip("fd99::1")), evidence).1)
     }
 

@@ -365,6 +365,15 @@ impl Peer {
                     self.forget_before(age.into());
                 }
             }
+            Evidence::Returned(sequence) => {
+                if let Some(age) = self.answered(sequence, self.echoes, now) {
+                    self.echoes |= 1 << age;
+                    self.noted.echoed = Some(now);
+                    // As above, what a kernel leaves unsaid is no loss.
+                    self.forget_before(age.into());
+                    self.is_back = false;
+                }
+            }
             Evidence::Overheard => self.noted.overheard = Some(now),
             Evidence::HostAnswered => self.noted.host_answered = Some(now),
             Evidence::Asked => self.noted.asked_us = Some(now),

@@ -93,6 +93,40 @@ impl PeerState {
             Self::Idle | Self::Ok => return None,
         })
     }
+
+    /// The same where a cloud's network carries the packets, and no tunnel.
+    pub fn why_in_cloud(self, host: IpAddr) -> Option<String> {
+        let found = match self {
+            Self::Silent { host_answers: true } => {
+                "nothing comes back from its subnet, and the host itself answers pings"
+            }
+            Self::Silent { host_answers: false } => {
+                "nothing comes back from its subnet, and the host itself answers no pings: is it \
+                 up?"
+            }
+            Self::OneWay(Way::There) => {
+                "its packets arrive here, and no echo to its subnet is answered"
+            }
+            Self::Idle
+            | Self::Ok
+            | Self::Deaf
+            | Self::Unasked
+            | Self::Unheard
+            | Self::Lossy(_)
+            | Self::OneWay(Way::Back | Way::Foreign(_))
+            | Self::InGrace
+            | Self::Refused { .. }
+            | Self::Unsendable(_) => return self.why(host, None),
+        };
+        Some(format!(
+            "{found}. Look at the cloud: does the table of its network have the route to that \
+             subnet, and does it lead to {host} (`weft status` there says so, if weftd runs)? May \
+             that instance forward packets (AWS: source/destination check off; Google: \
+             canIpForward)? Do security groups and the cloud's firewall let pings and the pods' \
+             network in, at both instances? If pods reach each other, pings alone are dropped, \
+             which is no fault"
+        ))
+    }
 }
 
 /// One direction fails, or pings alone.
@@ -184,6 +218,22 @@ mod tests {
         let refused = PeerState::Unsendable(Obstacle::Errno(Errno::ACCESS.raw_os_error()));
         let why = refused.why(HOST, Some(8285)).unwrap();
         assert!(why.contains("ip route get 192.0.2.2") && why.contains("broadcast"), "{why}");
+    }
+
+    #[test]
+    fn in_a_cloud_its_route_is_named() {
+        for state in [
+            PeerState::Silent { host_answers: true },
+            PeerState::Silent { host_answers: false },
+            PeerState::OneWay(Way::There),
+        ] {
+            let why = state.why_in_cloud(HOST).unwrap();
+            for part in ["the table", "source/destination", "security groups"] {
+                assert!(why.contains(part), "{part} is not named: {why}");
+            }
+            assert!(!why.contains("tunnel"), "there is none: {why}");
+        }
+        assert_eq!(PeerState::Ok.why_in_cloud(HOST), None);
     }
 
     /// What IPv6 does not have, and what is not looked at of it, is not spoken of.

@@ -79,6 +79,7 @@ impl Prober {
             families: own.first().families(),
             port: Some(tunnel.port()),
             ttl: TTL_BEYOND,
+            may_expire: false,
             is_use_rare: false,
         };
         let health = Health::open(manner);

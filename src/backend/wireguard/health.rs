@@ -126,7 +126,8 @@ impl WireguardHealth {
         port: u16,
         names: Vec<&'static str>,
     ) -> Self {
-        let manner = Manner { families, port: Some(port), ttl: TTL_BEYOND, is_use_rare: false };
+        let (ttl, may_expire, is_use_rare) = (TTL_BEYOND, false, false);
+        let manner = Manner { families, port: Some(port), ttl, may_expire, is_use_rare };
         let (keys, counted, asked) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (health, own) = (Health::open(manner), Vec::new());
         Self { health, device, port, own, names, keys, counted, asked }

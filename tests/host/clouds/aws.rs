@@ -50,6 +50,18 @@ impl Aws {
         self.site.cloud(what, &given);
     }
 
+    /// Has the cloud's router do what the main table says.
+    fn carry(&self, subnet: &str) {
+        let (router, found) = (&self.site.network, self.leads("main", subnet));
+        match (0..2).find(|host| found.as_deref() == Some(self.interface(*host))) {
+            Some(host) => {
+                let via = address(host).to_string();
+                router.exec(&["ip", "route", "replace", subnet, "via", &via]);
+            }
+            None => _ = router.exec(&["ip", "route", "del", subnet]),
+        }
+    }
+
     fn secret(&self) -> &str {
         self.made["secret"].as_str().unwrap()
     }
@@ -175,6 +187,46 @@ fn tokens_that_do_not_arrive_are_done_without_or_explained() {
     aws.site.cloud("fault", &json!({"imds-v1": 1}));
     let own = aws.site.wait_for_subnet(0);
     aws.wait_for_route("main", &own, Some(0));
+}
+
+/// Two hosts of which each sends to the other, and the cloud's router between their pods.
+#[test]
+fn a_peer_without_its_route_is_silent_and_the_route_is_named() {
+    let mut aws = Aws::plain(2);
+    let subnets = aws.site.start_all();
+    aws.site.network.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+    for (host, subnet) in subnets.iter().enumerate() {
+        aws.carry(subnet);
+        aws.site.hosts[host].exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+    }
+    // The first has a bridge with the pods' gateway; the second has no pod yet.
+    let host = &aws.site.hosts[0];
+    host.exec(&["ip", "link", "add", "cni0", "type", "bridge"]);
+    host.exec(&["ip", "link", "set", "cni0", "up"]);
+    host.address("cni0", &subnets[0].replace(".0/24", ".1/24"));
+    // No pings: what answers to those of a peer is no use of it.
+    let datagrams = |from: usize| {
+        let to = address(1 - from);
+        let script = format!(
+            "import socket, time\n\
+             s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+             s.bind(('', 9999))\n\
+             while True:\n    s.sendto(b'x', ('{to}', 9999))\n    time.sleep(0.2)\n"
+        );
+        aws.site.hosts[from].spawn(&["python3", "-c", &script])
+    };
+    let _traffic = [datagrams(0), datagrams(1)];
+    for host in 0..2 {
+        aws.site.wait_for_status(host, &[r#""state":"ok""#]);
+    }
+    drop(aws.site.daemons.remove(1));
+    aws.route("aws/delete", &subnets[1], 1);
+    aws.carry(&subnets[1]);
+    let named = ["the route to that subnet", "source/destination check", "the host itself answers"];
+    aws.site.wait_for_status(0, &[&[r#""state":"silent""#][..], &named].concat());
+    aws.route("aws/create", &subnets[1], 1);
+    aws.carry(&subnets[1]);
+    aws.site.wait_for_status(0, &[r#""state":"ok""#]);
 }
 
 #[test]

@@ -68,6 +68,8 @@ struct World {
     /// Whether what its pods send is seen to go on to pods here.
     passes_on: bool,
     delay_ms: u64,
+    /// When it last said that an echo to it had expired there, if it does.
+    returned_ms: Option<u64>,
     /// Answers under way.
     coming: Vec<(u64, Evidence)>,
     asks: u64,
@@ -104,6 +106,7 @@ impl World {
             answers_directly: false,
             passes_on: false,
             delay_ms: 3,
+            returned_ms: None,
             coming: Vec::new(),
             asks: 0,
         };
@@ -222,6 +225,11 @@ impl World {
                 true => is_in_question.then_some(Evidence::Overheard),
             };
             self.coming.extend(evidence.map(|evidence| (comes, evidence)));
+        }
+        // Kernels say so once a second.
+        if self.returned_ms.is_some_and(|last| comes >= last + 1000) && both(self) {
+            self.returned_ms = Some(comes);
+            self.coming.push((comes, Evidence::Returned(ask.sequence)));
         }
         if ask.beyond.is_some() {
             assert_eq!(ask.beyond, Some(BEYOND));
@@ -736,6 +744,23 @@ fn peers_that_left_are_forgotten() {
     world.machine.set_hosts(Hosts::new(), EXTERNAL);
     assert!(world.machine.contacts(world.now()).is_empty());
     assert_eq!(world.machine.place_of(TARGET), None);
+}
+
+/// In a cloud, of a host that has no bridge for pods yet.
+#[test]
+fn echoes_that_expire_there_are_answered_and_what_is_unsaid_is_no_loss() {
+    for plane in [Plane::Counts, Plane::Times] {
+        let mut world = World::new(plane);
+        (world.answers_echoes, world.says_expired, world.returned_ms) = (false, false, Some(0));
+        world.sends = 3;
+        world.becomes("ok", WELL);
+        world.stays(&["ok"], 60_000);
+        world.lost_there = 100;
+        assert_eq!(world.becomes("silent", KNOWN), PeerState::Silent { host_answers: true });
+        world.lost_there = 0;
+        world.becomes("ok", WELL);
+        world.stays(&["ok"], 60_000);
+    }
 }
 
 #[test]
