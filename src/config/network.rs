@@ -20,7 +20,7 @@ pub use backends::{
 pub use cloud::{AccessKey, CloudBackendConfig};
 pub use json::NetworkConfigError;
 pub(crate) use json::member;
-use json::{boolean, wrong};
+use json::{boolean, wrong_type};
 pub use range::{ConfigFamily, SubnetRange};
 
 /// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
@@ -139,7 +139,7 @@ fn backend(given: Option<&Value>) -> Result<BackendConfig, NetworkConfigError> {
         return Ok(BackendConfig { kind: BackendKind::Udp.into(), settings });
     };
     if !settings.is_object() && !settings.is_null() {
-        return Err(wrong("Backend", "an object with a Type", settings));
+        return Err(wrong_type("Backend", "an object with a Type", settings));
     }
     json::check_keys(settings)?;
     match member(settings, "Type") {
@@ -149,7 +149,7 @@ fn backend(given: Option<&Value>) -> Result<BackendConfig, NetworkConfigError> {
             let kind = kind.to_lowercase().as_str().into();
             Ok(BackendConfig { kind, settings: settings.clone() })
         }
-        Some(other) => Err(wrong("Backend.Type", "a string", other)),
+        Some(other) => Err(wrong_type("Backend.Type", "a string", other)),
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::config::checked::Secret;
 
-use super::json::{NetworkConfigError, member, text, wrong};
+use super::json::{NetworkConfigError, member, text, wrong_type};
 
 /// Names and proves who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +30,19 @@ impl CloudBackendConfig {
         let Some(given) = member(settings, "RouteTableID").filter(|it| !it.is_null()) else {
             return Ok(Self::default());
         };
-        let table = |value: &Value| value.as_str().filter(|id| !id.is_empty()).map(str::to_owned);
-        let tables: Option<Vec<_>> = match given.as_array() {
-            Some(all) => all.iter().map(table).collect(),
-            None => table(given).map(|table| vec![table]),
+        const KEY: &str = "Backend.RouteTableID";
+        let table = |value: &Value| match value.as_str() {
+            None => Err(wrong_type(KEY, "a string or a list of strings", value)),
+            Some("") => Err(empty(KEY)),
+            Some(id) => Ok(id.to_owned()),
         };
-        match tables.filter(|tables| !tables.is_empty()) {
-            Some(route_tables) => Ok(Self { route_tables, ..Self::default() }),
-            None => Err(wrong("Backend.RouteTableID", "a string or a list of strings", given)),
+        let route_tables: Vec<_> = match given.as_array() {
+            Some(all) => all.iter().map(table).collect::<Result<_, _>>()?,
+            None => vec![table(given)?],
+        };
+        match route_tables.is_empty() {
+            true => Err(empty(KEY)),
+            false => Ok(Self { route_tables, ..Self::default() }),
         }
     }
 
@@ -50,6 +55,10 @@ impl CloudBackendConfig {
             .map(|(id, secret)| AccessKey { id: id.to_owned(), secret: Secret(secret.to_owned()) });
         Ok(Self { access_key, ..Self::default() })
     }
+}
+
+fn empty(key: &str) -> NetworkConfigError {
+    NetworkConfigError::Invalid(format!("{key} in the network configuration must not be empty"))
 }
 
 #[cfg(test)]
@@ -72,6 +81,11 @@ mod tests {
             let error = of(bad).unwrap_err().to_string();
             assert!(error.contains("Backend.RouteTableID"), "{error}");
         }
+        for nothing in [json!(""), json!([])] {
+            assert!(of(nothing).unwrap_err().to_string().contains("empty"));
+        }
+        let error = of(json!({"AccessKeySecret": "s3cret"})).unwrap_err().to_string();
+        assert!(error.contains("an object") && !error.contains("s3cret"), "{error}");
     }
 
     #[test]

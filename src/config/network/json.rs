@@ -74,6 +74,21 @@ pub(super) fn text<'a>(
     }
 }
 
+/// The same where the value may have a secret in it: of which type of JSON it is.
+pub(super) fn wrong_type(key: &str, expected: &str, value: &Value) -> NetworkConfigError {
+    let found = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    NetworkConfigError::Invalid(format!(
+        "{key} in the network configuration must be {expected}, it is {found}"
+    ))
+}
+
 pub(super) fn wrong(key: &str, expected: &str, value: &Value) -> NetworkConfigError {
     /// Enough to recognise the value in a log line.
     const SHOWN_CHARACTERS_MAX: usize = 60;
