@@ -217,8 +217,12 @@ fn bare(lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
             (PeerState::NotSetUp, why.map(str::to_owned))
         }
         false => {
+            let shown = match other.is_udp() {
+                true => "udp, alloc or a cloud's (their leases name no backend)".to_owned(),
+                false => other.to_string(),
+            };
             let why = format!(
-                "its lease is of the backend {other}, this node's is {kind}, so weftd makes no way \
+                "its lease is of the backend {shown}, this node's is {kind}, so weftd makes no way \
                  to it (packets for its pods go by other routes of this host, if there are any): \
                  restart whichever has not been since the network configuration changed"
             );
@@ -361,6 +365,21 @@ mod tests {
         assert_eq!(why(&lease.key, other, PeerState::Ok), "general. x");
         assert_eq!(why("another", own, PeerState::NotSetUp), "y", "the cause that the log has");
         assert_eq!(why(&lease.key, own, PeerState::Ok), "general. y. x");
+    }
+
+    /// udp's, alloc's and the clouds' look alike.
+    #[test]
+    fn a_lease_without_a_backend_is_of_no_certain_one() {
+        let why = |of: BackendKind| {
+            let subnets: Prefixes = "10.5.9.0/24".parse().unwrap();
+            let attributes = LeaseAttributes::of(of, Ipv4Addr::new(192, 0, 2, 9), None);
+            let lease = Lease { key: subnets.key(), ..Lease::reservation(subnets, attributes) };
+            bare(&lease, &Names::default(), BackendKind::Vxlan).why.unwrap()
+        };
+        let unnamed = why(BackendKind::AwsVpc.leased_as());
+        assert!(unnamed.contains("a cloud's") && unnamed.contains("vxlan"), "{unnamed}");
+        let named = why(BackendKind::HostGw);
+        assert!(named.contains("the backend host-gw, this") && !named.contains("cloud"), "{named}");
     }
 
     #[test]
