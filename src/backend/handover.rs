@@ -24,7 +24,7 @@ struct Shared {
     step: watch::Sender<Step>,
     /// The weftd that has handed over has not let go of everything yet.
     has_held: watch::Sender<bool>,
-    /// It has not ended, or stands by, and would go on should this one end.
+    /// It waits until this one carries packets, and would go on should this one end before.
     has_predecessor: AtomicBool,
     is_leaving: AtomicBool,
     /// Workers that have outlived their tunnel.
@@ -128,7 +128,7 @@ impl Handover {
         self.0.has_held.send_replace(false);
     }
 
-    /// It will not go on any more.
+    /// It waits no more.
     pub fn is_alone(&self) {
         self.0.has_predecessor.store(false, Ordering::Relaxed);
     }

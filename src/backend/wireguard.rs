@@ -190,7 +190,10 @@ pub struct WireguardBackend {
 
 impl Drop for WireguardBackend {
     fn drop(&mut self) {
-        if let WireguardDevice::Userspace(userspace) = &self.device {
+        // One that waits runs nothing yet, and another may.
+        if !self.waits
+            && let WireguardDevice::Userspace(userspace) = &self.device
+        {
             self.handover.wireguard_ends(userspace.clone());
         }
     }
@@ -281,7 +284,7 @@ impl WireguardBackend {
                 if took_at.is_some_and(|at| at.elapsed() >= TAKE_MAX) {
                     self.handover.fails(with_causes(&error));
                 }
-            } else if took_at.take().is_some() {
+            } else if !self.host.is_briefly_away() && took_at.take().is_some() {
                 self.handover.is_carrying();
             }
             self.host.finish(is_complete);

@@ -8,9 +8,11 @@
 //!
 //! On the socket: a byte from the new weftd, for who says nothing asks for nothing; the descriptors
 //! with one byte; a byte from the new one, once it carries packets, or can't without what the old
-//! one has; a byte from the old one, which has closed everything; a last byte from the new one,
-//! once it carries packets. The new one closes the connection without it only by its own end, and
-//! then the old one starts again. An earlier version ends in place of the old one's last byte.
+//! one has; a byte from the old one, which has closed everything; a byte from the new one, which
+//! has understood that; a last byte from the new one, once it carries packets. If the connection
+//! ends between these two, the new one has ended, and the old one starts again. Earlier versions
+//! end the connection in place of both: the old one when it has closed everything, and ends then;
+//! the new one because it carries packets.
 //!
 //! There is one take-over at a time: the new one hands nothing over before the old one has let go.
 //! A third weftd asks again and again. The lock of the subnet file goes from hand to hand without a
@@ -57,6 +59,9 @@ const TURN_MAX: Duration = Duration::from_secs(30);
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 /// How long whoever connects may take to ask; meanwhile others wait.
 const ASK_MAX: Duration = Duration::from_secs(1);
+/// How long a new weftd may take from when the old one has let go until it carries packets: nobody
+/// does meanwhile. It has nothing to wait for then but a store that answers.
+const ROOM_MAX: Duration = Duration::from_secs(30);
 /// How long the one that has handed over may take to close everything.
 const LET_GO_MAX: Duration = Duration::from_secs(5);
 /// Between two looks at a process that ends.
@@ -76,8 +81,9 @@ const LOCKED: u8 = b'l';
 const UNLOCKED: u8 = b'u';
 /// Instead of them.
 const NOTHING: u8 = b'n';
-/// From the old one, which has let go.
+/// From the old one, which has let go, and the answer.
 const CLOSED: u8 = b'q';
+const UNDERSTOOD: u8 = b'k';
 
 /// What a weftd starts with.
 pub(super) struct Beginning {
@@ -212,14 +218,24 @@ pub(super) async fn release(
 async fn replace(predecessor: &mut Option<Predecessor>, handover: &Handover) -> Result<(), String> {
     handover.past_preparing().await;
     if tell(predecessor, NEEDS_ROOM).await != Some(CLOSED) {
-        // One of an earlier version, or that took too long: it does not start again.
+        // One of an earlier version has ended, and one that takes so long is not waited for.
         drop(predecessor.take());
+        handover.has_room();
+        return Ok(());
+    }
+    if let Some(Predecessor(stream)) = predecessor {
+        stream.write_u8(UNDERSTOOD).await.ok();
     }
     handover.has_room();
-    handover.outcome().await?;
+    let carried = timeout(ROOM_MAX, handover.outcome()).await;
+    carried.map_err(|_elapsed| format!("no packets are carried after {ROOM_MAX:?}"))??;
+    if let Some(Predecessor(stream)) = predecessor {
+        stream.write_u8(CARRIES).await.ok();
+    }
     // From here on the other one does not start again, whatever becomes of this one.
-    tell(predecessor, CARRIES).await;
-    drop(predecessor.take());
+    if let Some(Predecessor(mut stream)) = predecessor.take() {
+        drop(timeout(LET_GO_MAX, stream.read_u8()).await);
+    }
     Ok(())
 }
 
@@ -355,12 +371,15 @@ impl Successor {
     /// once the lock is left to it.
     async fn carries(&mut self) -> anyhow::Result<()> {
         self.stream.write_u8(CLOSED).await.ok();
-        if self.word("and so does nobody").await == Some(CARRIES) {
+        let nobody_does = "and so does nobody";
+        if self.word(nobody_does).await != Some(UNDERSTOOD) {
+            // One of an earlier version, which carries packets.
             return Ok(());
         }
-        // One of an earlier version says nothing, and lives.
-        let has_ended = timeout(LET_GO_MAX, self.has_ended()).await.is_ok();
-        ensure!(self.process.is_none() || !has_ended, ENDED);
+        if self.word(nobody_does).await != Some(CARRIES) {
+            self.has_ended().await;
+            bail!(ENDED);
+        }
         Ok(())
     }
 

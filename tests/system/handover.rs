@@ -399,7 +399,7 @@ fn places(overlay: &Overlay) -> [String; 3] {
 }
 
 /// A weftd that is the first process of its container, and beside it others of other containers.
-pub(crate) struct Contained(Process);
+pub(crate) struct Contained(pub(crate) Process);
 
 impl Contained {
     pub(crate) fn start(overlay: &Overlay, arguments: &[&str]) -> Self {

@@ -119,13 +119,31 @@ fn the_first_goes_on_if_the_next_cannot_have_what_it_needs() {
         fs::write(&store, &other).expect("a file of the test");
         let mut next = overlay.weftd(0, &["--take-over", HERE[0]]);
         assert!(!next.wait(PATIENCE).success(), "{}", next.output());
-        fs::write(&store, &config).expect("a file of the test");
-        assert!(overlay.daemons[0].ended().is_none(), "{}", overlay.daemons[0].output());
+        // It goes on by the configuration that it has.
         overlay.traffic_resumes(PATIENCE, &format!("a take-over that failed with {other}"));
+        assert!(overlay.daemons[0].ended().is_none(), "{}", overlay.daemons[0].output());
+        fs::write(&store, &config).expect("a file of the test");
     }
     // It is whole, and hands over again.
     let next = overlay.weftd(0, &["--take-over", HERE[0]]);
     overlay.daemons[0].wait(PATIENCE);
     overlay.daemons[0] = next;
     overlay.traffic_resumes(PATIENCE, "a take-over");
+}
+
+#[test]
+fn a_container_goes_on_if_the_next_cannot_have_its_port() {
+    let mut overlay = overlay();
+    let first = Contained::start(&overlay, &HERE);
+    overlay.daemons[0].wait(PATIENCE);
+    wait_until(PATIENCE, "the first container is ready", || first.is_ready(&overlay));
+    let taken = udp_socket(&overlay.lab.hosts[0], Ipv4Addr::UNSPECIFIED);
+    let backend = format!(r#""wireguard","ListenPort":{}"#, port(&taken));
+    let other = CONFIG.replace(r#""udp""#, &backend);
+    fs::write(overlay.files().join("store/config"), other).expect("a file of the test");
+    let mut next = Contained::start(&overlay, &HERE);
+    assert!(!next.0.wait(PATIENCE).success(), "{}", next.output());
+    wait_until(PATIENCE, "the first one goes on", || first.is_ready(&overlay));
+    overlay.traffic_resumes(PATIENCE, "an update that failed");
+    assert!(first.stop(Signal::TERM).0);
 }

@@ -10,10 +10,10 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 566, 4715),
-    ("backend", 12436, 128585),
+    ("backend", 12437, 128601),
     ("bin", 15, 144),
     ("config", 1938, 19781),
-    ("daemon", 3876, 40069),
+    ("daemon", 3891, 40192),
     ("control", 5925, 59970),
     ("device", 494, 5308),
     ("engine", 2265, 21341),
