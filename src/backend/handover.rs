@@ -23,7 +23,7 @@ struct Shared {
     offered: watch::Sender<Offered>,
     step: watch::Sender<Step>,
     /// The weftd that has handed over has not let go of everything yet.
-    has_held: watch::Sender<bool>,
+    is_held: watch::Sender<bool>,
     /// It waits until this one carries packets, and would go on should this one end before.
     has_predecessor: AtomicBool,
     is_leaving: AtomicBool,
@@ -88,14 +88,14 @@ impl Handover {
     pub fn new(descriptors: Vec<OwnedFd>, owner: Owner) -> Self {
         let has_inherited = !descriptors.is_empty();
         let is_before = owner != Owner::Keeper;
-        let (has_held, has_predecessor) = (watch::Sender::new(is_before), is_before.into());
+        let (is_held, has_predecessor) = (watch::Sender::new(is_before), is_before.into());
         let inherited = Mutex::new(has_inherited.then_some(descriptors));
         let owner = if has_inherited { owner } else { Owner::Keeper };
         let shared = Shared {
             inherited,
             has_inherited,
             owner,
-            has_held,
+            is_held,
             has_predecessor,
             ..Shared::default()
         };
@@ -125,7 +125,7 @@ impl Handover {
 
     /// The weftd that has handed over has let go of everything.
     pub fn has_room(&self) {
-        self.0.has_held.send_replace(false);
+        self.0.is_held.send_replace(false);
     }
 
     /// It waits no more.
@@ -220,7 +220,7 @@ impl Handover {
         self.advances(Step::NeedsRoom);
         self.end_workers();
         // The sender lives as long as this.
-        self.0.has_held.subscribe().wait_for(|has| !*has).await.ok();
+        self.0.is_held.subscribe().wait_for(|has| !*has).await.ok();
     }
 
     /// What there is for the next one now.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use crate::backend::peer::evidence::{Hosts, Reached, Sample, Use, add};
+use crate::backend::peer::evidence::{self, Hosts, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
 use crate::host::netlink::{self, NetlinkError, neighbours};
 use crate::host::state::{EntryTable, KernelFamily, PathToHost};
@@ -100,7 +100,7 @@ impl KernelHealth {
             let target = target.into();
             let interface = way.route.interface.index;
             let lease = Reached { subnet: (*subnet).into(), target, interface };
-            add(hosts, (*host).into(), lease);
+            evidence::add(hosts, (*host).into(), lease);
             let table = match way.entries.is_empty() {
                 true => EntryTable::Neighbours,
                 false => EntryTable::Forwarding,

@@ -217,21 +217,17 @@ pub(super) async fn release(
 
 async fn replace(predecessor: &mut Option<Predecessor>, handover: &Handover) -> Result<(), String> {
     handover.past_preparing().await;
-    if tell(predecessor, NEEDS_ROOM).await != Some(CLOSED) {
+    let Some(Predecessor(stream)) = predecessor else { return Ok(()) };
+    let waits = makes_room(stream).await;
+    handover.has_room();
+    if !waits {
         // One of an earlier version has ended, and one that takes so long is not waited for.
         drop(predecessor.take());
-        handover.has_room();
         return Ok(());
     }
-    if let Some(Predecessor(stream)) = predecessor {
-        stream.write_u8(UNDERSTOOD).await.ok();
-    }
-    handover.has_room();
     let carried = timeout(ROOM_MAX, handover.outcome()).await;
     carried.map_err(|_elapsed| format!("no packets are carried after {ROOM_MAX:?}"))??;
-    if let Some(Predecessor(stream)) = predecessor {
-        stream.write_u8(CARRIES).await.ok();
-    }
+    stream.write_u8(CARRIES).await.ok();
     // From here on the other one does not start again, whatever becomes of this one.
     if let Some(Predecessor(mut stream)) = predecessor.take() {
         drop(timeout(LET_GO_MAX, stream.read_u8()).await);
@@ -239,14 +235,17 @@ async fn replace(predecessor: &mut Option<Predecessor>, handover: &Handover) -> 
     Ok(())
 }
 
-/// Says `word`, and gives the answer; `None` if that is the end of the connection.
-async fn tell(predecessor: &mut Option<Predecessor>, word: u8) -> Option<u8> {
-    let Predecessor(stream) = predecessor.as_mut()?;
-    if let Err(error) = stream.write_u8(word).await {
+/// Has the old weftd let go; whether it waits then to hear that this one carries packets.
+async fn makes_room(stream: &mut UnixStream) -> bool {
+    if let Err(error) = stream.write_u8(NEEDS_ROOM).await {
         info!("the weftd that has handed over has ended before it was told to: {error}");
-        return None;
+        return false;
     }
-    timeout(LET_GO_MAX, stream.read_u8()).await.ok()?.ok()
+    let has_closed = matches!(timeout(LET_GO_MAX, stream.read_u8()).await, Ok(Ok(CLOSED)));
+    if has_closed {
+        stream.write_u8(UNDERSTOOD).await.ok();
+    }
+    has_closed
 }
 
 /// Whether this process is the first of its container: the runtime would start it again if it

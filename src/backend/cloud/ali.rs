@@ -114,10 +114,7 @@ impl Ali {
             ["/RequestId", "/Code", "/Message"].map(|name| self::text(&told, name));
         let whom = "Alibaba Cloud's API";
         if answer.status.is_success() {
-            return match id.is_empty() {
-                true => Err(CloudError::of_stranger(action, whom, 200, &text)),
-                false => Ok(text),
-            };
+            return answer.done(action, whom, !id.is_empty());
         }
         let of = (action, &*format!("vpc:{action}"));
         Err(answer.refused(of, whom, (&code, &message)))

@@ -187,10 +187,7 @@ impl Session {
         let answer = http.ask(action, request, body).await?;
         let text = answer.text();
         if answer.status.is_success() {
-            return match is_answer(&text, action) {
-                true => Ok(text),
-                false => Err(CloudError::of_stranger(action, "EC2", 200, &text)),
-            };
+            return answer.done(action, "EC2", is_answer(&text, action));
         }
         let (code, message) = refusal(&text).unwrap_or_default();
         let of = (action, &*format!("ec2:{action}"));

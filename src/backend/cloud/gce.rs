@@ -202,10 +202,7 @@ impl Session {
         match answer.status {
             status if status.is_success() => {
                 // Routes and operations have one.
-                match named(&told) {
-                    true => Ok(Some(told)),
-                    false => Err(CloudError::of_stranger(operation, WHOM, status.as_u16(), &told)),
-                }
+                answer.done(operation, WHOM, named(&told)).map(Some)
             }
             StatusCode::NOT_FOUND if operation != "routes.insert" => Ok(None),
             _ => {

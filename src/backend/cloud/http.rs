@@ -44,6 +44,20 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
+    /// The text of what `whom` has done; an error if the answer is not of its making.
+    pub(super) fn done(
+        &self,
+        operation: &str,
+        whom: &str,
+        is_its: bool,
+    ) -> Result<String, CloudError> {
+        let text = self.text();
+        match is_its {
+            true => Ok(text),
+            false => Err(CloudError::of_stranger(operation, whom, self.status.as_u16(), &text)),
+        }
+    }
+
     /// That `whom` refuses this operation with this permission, by the code and message in the
     /// answer; if there are none, `whom` has not answered.
     pub(super) fn refused(

@@ -113,10 +113,7 @@ impl Tencent {
         let failed = told.pointer("/Response/Error");
         let whom = "Tencent Cloud's API";
         if answer.status.is_success() && failed.is_none() {
-            return match self::text(&told, "/Response/RequestId").is_empty() {
-                true => Err(CloudError::of_stranger(action, whom, 200, &text)),
-                false => Ok(text),
-            };
+            return answer.done(action, whom, !self::text(&told, "/Response/RequestId").is_empty());
         }
         let [code, message] = ["/Code", "/Message"]
             .map(|name| failed.map(|it| self::text(it, name)).unwrap_or_default());

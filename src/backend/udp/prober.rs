@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::backend::peer::echoes::ECHO_BYTES;
-use crate::backend::peer::evidence::{Hosts, LOOK as LOOK_AT_COUNTS, Reached, Sample, Use, add};
+use crate::backend::peer::evidence::{self, Hosts, LOOK as LOOK_AT_COUNTS, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
 use crate::backend::status::{Taken, send_if_new};
 use crate::device::TunnelSocket;
@@ -284,7 +284,7 @@ fn hosts(table: &Table, interface: u32) -> Hosts {
     for peer in table.peers() {
         let (subnet, target) = (peer.subnets.first(), asked(peer));
         let lease = Reached { subnet, target, interface };
-        add(&mut hosts, peer.address.ip(), lease);
+        evidence::add(&mut hosts, peer.address.ip(), lease);
     }
     hosts
 }

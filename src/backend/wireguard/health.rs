@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::peer::evidence::{Hosts, Reached, Sample, Use, add};
+use crate::backend::peer::evidence::{self, Hosts, Reached, Sample, Use};
 use crate::backend::peer::health::{Health, Manner};
 use crate::backend::status::WireguardPeers;
 use crate::control::clock;
@@ -142,7 +142,7 @@ impl WireguardHealth {
             let target = subnet.first_address();
             if target.is_ipv4() || self.health.asks_over_ipv6() {
                 let reached = Reached { subnet, target, interface };
-                add(&mut hosts, host, reached);
+                evidence::add(&mut hosts, host, reached);
             }
             self.keys.entry(host).or_default().push((public_key, subnet));
         }
